@@ -470,6 +470,30 @@ fn a_source_that_is_missing_for_a_while_is_waited_for() {
     }
 }
 
+#[test]
+fn other_file_systems_are_not_watched_on_request() {
+    for way in [WITHIN, PULL] {
+        let lab = lab();
+        let (from, to) = (lab.join("from"), lab.join("to"));
+        let Some(_small) = Small::mount(&from.join("small"), "4m") else {
+            assert!(!rustix::process::geteuid().is_root(), "root may mount");
+            return not_run("a small file system cannot be mounted here");
+        };
+        let mut process = start_with(&["--one-file-system"], &lab, &to, way);
+        until("the first copy", &mut process, || holds(&to.join("first"), "one"));
+        process.line_with("waiting for changes");
+        let before = waits(&process);
+        fs::write(from.join("small/file"), "on another file system").expect("a file");
+        std::thread::sleep(Duration::from_secs(2));
+        assert_eq!(waits(&process), before, "{way:?}: {}", process.stderr());
+        fs::write(from.join("first"), "two").expect("a file");
+        until("a change beside it", &mut process, || holds(&to.join("first"), "two"));
+        assert!(!to.join("small/file").exists(), "{way:?}");
+        process.signal(Signal::TERM);
+        process.wait().expect(143);
+    }
+}
+
 /// A copy may write where it reads: the file that its output goes to, and the cache of digests.
 #[test]
 fn what_a_copy_writes_itself_does_not_start_the_next_one() {

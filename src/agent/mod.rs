@@ -126,13 +126,15 @@ impl Agent {
             Message::MeasureStorage { path, writes, micros } => {
                 measure::measure_storage(path, writes, micros, &self.emit);
             }
-            Message::Watch(paths) => match Watching::begin(&paths, self.is_remote, &self.emit) {
-                Ok(watching) => self.watching = Some(watching),
-                Err(error) => {
-                    let words = format!("cannot start to watch: {}", printable(&error.to_string()));
-                    (self.emit)(Message::Failed(Fault::plain(Exit::Source.code(), words)));
+            Message::Watch(paths, is_one_system) => {
+                match Watching::begin(&paths, self.is_remote, is_one_system, &self.emit) {
+                    Ok(watching) => self.watching = Some(watching),
+                    Err(error) => {
+                        let words = format!("cannot start to watch: {}", printable(&error.to_string()));
+                        (self.emit)(Message::Failed(Fault::plain(Exit::Source.code(), words)));
+                    }
                 }
-            },
+            }
             Message::TellChanges => self.watching.iter().for_each(Watching::ask),
             Message::Stage(stage) => {
                 self.begun += 1;

@@ -30,7 +30,7 @@ impl Watching {
     /// # Errors
     ///
     /// Fails if there is no room for two descriptors or a thread.
-    pub(crate) fn begin(paths: &[ByteVec], expand: bool, emit: &Emit) -> std::io::Result<Self> {
+    pub(crate) fn begin(paths: &[ByteVec], expand: bool, is_one_system: bool, emit: &Emit) -> std::io::Result<Self> {
         let (asks, asked) = UnixStream::pair()?;
         let (paths, told) = (paths.to_vec(), Arc::clone(emit));
         let found = move |path: &[u8]| {
@@ -42,7 +42,7 @@ impl Watching {
             paths.map(|path: PathBuf| if path.as_os_str().is_empty() { PathBuf::from(".") } else { path }).collect()
         };
         let run = move || {
-            if let Err(error) = watch(find, &asked, &told) {
+            if let Err(error) = watch(find, is_one_system, &asked, &told) {
                 told(Message::Failed(fault(&error)));
             }
         };
@@ -57,8 +57,13 @@ impl Watching {
     }
 }
 
-fn watch(find: impl Fn() -> Vec<PathBuf> + Send + 'static, asked: &UnixStream, emit: &Emit) -> Result<(), WatchError> {
-    let mut watch = TreeWatch::start(find)?;
+fn watch(
+    find: impl Fn() -> Vec<PathBuf> + Send + 'static,
+    is_one_system: bool,
+    asked: &UnixStream,
+    emit: &Emit,
+) -> Result<(), WatchError> {
+    let mut watch = TreeWatch::start(find, is_one_system)?;
     emit(Message::Watched);
     while let Some(touched) = watch.next(asked)? {
         emit(Message::Changed(touched.map(|some| some.into_iter().map(Into::into).collect())));

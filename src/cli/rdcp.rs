@@ -158,8 +158,8 @@ pub struct HostOptions {
     #[arg(long, value_name = "COMMAND", conflicts_with = "launcher")]
     rsh: Option<OsString>,
     /// How to start programs on hosts: ssh, slurm (srun in an allocation; the default for copies to several of its
-    /// nodes), or a command with %h for the host, and %c for the remote command unless that is its last word, such as
-    /// 'mpirun -q -n 1 --host %h sh -c %c'
+    /// nodes without options for ssh), or a command with %h for the host, and %c for the remote command unless that is
+    /// its last word, such as 'mpirun -q -n 1 --host %h sh -c %c'
     #[arg(long, value_name = "ssh|slurm|COMMAND")]
     launcher: Option<OsString>,
     /// Log in to up to N hosts at once
@@ -659,6 +659,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
         standard::guard_terminal(true);
     }
     let watched_by = setup.clone();
+    let is_one_system = arguments.tree.one_file_system;
     let mut plan = Plan {
         manifests,
         reports,
@@ -781,5 +782,5 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
             say("waiting for changes; press ^C to stop");
         }
     };
-    watch::run(&watched_by, &sources, &written, say, waiting, copy)
+    watch::run(&watched_by, &sources, &written, is_one_system, say, waiting, copy)
 }

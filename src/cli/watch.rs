@@ -27,7 +27,7 @@ const LONG: Duration = Duration::from_secs(3600);
 /// Copies again and again, until a signal arrives or a failure that no later copy can repair. `copy` makes one copy, of
 /// everything or of the entries of some directories, and handles signals meanwhile. `say` prints lines for a person.
 /// `waiting` is called before waiting for changes. The files `written` with each copy must not be in a watched
-/// directory.
+/// directory. `is_one_system`: other file systems than that of each source are not copied.
 ///
 /// # Errors
 ///
@@ -36,12 +36,13 @@ pub(super) fn run(
     setup: &Setup,
     sources: &[Spec],
     written: &[PathBuf],
+    is_one_system: bool,
     say: impl Fn(&str),
     waiting: impl Fn(),
     mut copy: impl FnMut(Option<Only>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     check(sources, written)?;
-    let start = || SourceWatch::start(setup.clone(), sources);
+    let start = || SourceWatch::start(setup.clone(), sources, is_one_system);
     let mut watch = start()?;
     // A failure is not reported again until a copy has been made, or another failure has been reported.
     let (mut touched, mut has_copied, mut lost, mut said) = (None, false, 0, None);
@@ -83,7 +84,11 @@ pub(super) fn run(
             }
             match start() {
                 Ok(started) => watch = started,
-                Err(error) if is_loss(&error) => failure = Some(error),
+                Err(error) if is_loss(&error) => {
+                    // A login that was stopped has stopped this process already.
+                    watch.forget_stops();
+                    failure = Some(error);
+                }
                 Err(error) => return Err(error),
             }
         }

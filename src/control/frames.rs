@@ -580,10 +580,10 @@ pub enum Message {
     /// The node's own tree holds up the others: it must take no more of the stream.
     #[n(58)]
     BroadcastLeave,
-    /// Watches these paths, after expanding patterns. The answer is WATCHED;
-    /// FAILED may come instead or at any later time.
+    /// Watches these paths, after expanding patterns; with `true` only what is on the same file system as each path. The
+    /// answer is WATCHED; FAILED may come instead or at any later time.
     #[n(60)]
-    Watch(#[n(0)] Vec<minicbor::bytes::ByteVec>),
+    Watch(#[n(0)] Vec<minicbor::bytes::ByteVec>, #[n(1)] bool),
     /// From now on no change is missed.
     #[n(61)]
     Watched,

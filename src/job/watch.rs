@@ -34,12 +34,13 @@ pub(crate) enum Watched {
 }
 
 impl SourceWatch {
-    /// Has the host of each source watch it. From then on no change is missed.
+    /// Has the host of each source watch it, with `is_one_system` only what is on the same file system. From then on no
+    /// change is missed.
     ///
     /// # Errors
     ///
     /// Exit 3 or 4 for a host that cannot be reached, 5 if a path cannot be watched, 128+n for a signal.
-    pub(crate) fn start(setup: Setup, sources: &[Spec]) -> Result<Self, Failure> {
+    pub(crate) fn start(setup: Setup, sources: &[Spec], is_one_system: bool) -> Result<Self, Failure> {
         let mut job = Job::new(setup, false)?;
         let mut paths: BTreeMap<&OsStr, Vec<_>> = BTreeMap::new();
         for source in sources {
@@ -51,7 +52,7 @@ impl SourceWatch {
         }
         job.greet()?;
         for (host, paths) in &hosts {
-            if job.ask(*host, Message::Watch(paths.clone()), START_MAX)? != Message::Watched {
+            if job.ask(*host, Message::Watch(paths.clone(), is_one_system), START_MAX)? != Message::Watched {
                 return Err(job.unexpected(*host));
             }
         }

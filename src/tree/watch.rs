@@ -7,8 +7,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
-use std::fs::Metadata;
-use std::io::Read;
+use std::fs::{DirEntry, File, Metadata};
+use std::io::{ErrorKind, Read};
 use std::mem::MaybeUninit;
 use std::ops::Bound;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,11 +21,11 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
-use rustix::fs::{FileType, Timespec, fstat};
+use rustix::fs::{FileType, Timespec, fstat, lstat};
 use rustix::io::{Errno, dup};
 
 use super::digest_cache;
-use crate::fs::{canonical, directory_of};
+use crate::fs::{Identity, canonical, directory_of, identity};
 
 /// Changes are reported when nothing has changed for this long,
 const SETTLED_AFTER: Duration = Duration::from_millis(200);
@@ -36,6 +36,9 @@ const GATHERED_MAX: Duration = Duration::from_secs(2);
 /// How long after such a comparison everything is watched anew and compared again, to find changes that no event
 /// reports: on network file systems other hosts change things.
 const SCAN_EVERY: Duration = Duration::from_secs(3600);
+
+/// How long after an error that may pass a directory is tried again.
+const RETRY_AFTER: Duration = Duration::from_secs(10);
 
 /// Maximum number of reads of the queue before the time is looked at.
 const READS_MAX: usize = 64;
@@ -49,6 +52,9 @@ pub const TOUCHED_BYTES_MAX: usize = 32 << 10;
 /// Maximum number of links on the way to a path, as in the kernel.
 const LINKS_MAX: usize = 40;
 
+/// What is mounted where, one line each, see proc_pid_mountinfo(5).
+const MOUNTS: &str = "/proc/self/mountinfo";
+
 /// What is reported of the entries of a directory. Only directories are watched, and none by a link.
 const OF_ALL: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::DELETE)
@@ -56,12 +62,20 @@ const OF_ALL: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::MODIFY)
     .union(WatchFlags::CLOSE_WRITE)
     .union(WatchFlags::ATTRIB)
+    // A program may go on writing to a file that is deleted. Nor is it reported what a program writes that has opened
+    // the file by a deleted name, if the file has another one.
+    .union(WatchFlags::EXCL_UNLINK)
     .union(WatchFlags::ONLYDIR)
     .union(WatchFlags::DONT_FOLLOW)
     .union(WatchFlags::MASK_ADD);
 
-/// What else is reported of a root.
-const OF_ROOT: WatchFlags = WatchFlags::DELETE_SELF.union(WatchFlags::MOVE_SELF);
+/// What is reported of a directory on the way to a root or a link, and what else of a root. Entries of a directory on
+/// the way are not reported, because there may be many changes beside the root.
+const OF_WAY: WatchFlags = WatchFlags::DELETE_SELF
+    .union(WatchFlags::MOVE_SELF)
+    .union(WatchFlags::ONLYDIR)
+    .union(WatchFlags::DONT_FOLLOW)
+    .union(WatchFlags::MASK_ADD);
 
 /// Events by which another entry may be at a path than before.
 const MOVES: ReadFlags = ReadFlags::CREATE
@@ -109,20 +123,37 @@ pub struct TreeWatch {
 /// What inotify watches, and what has been found. Each directory counts against the user's limit.
 struct Watches {
     queue: OwnedFd,
+    /// Tells by poll(2) that something has been mounted or unmounted; `None` without procfs.
+    mounts: Option<File>,
     /// What is watched, without links.
-    roots: BTreeSet<PathBuf>,
+    roots: BTreeMap<PathBuf, RootState>,
     /// Links that lead there.
     links: BTreeSet<PathBuf>,
     /// Whether paths in `touched` say which root they belong to.
     is_one_tree: bool,
     directories: HashMap<i32, Directory>,
     numbers: BTreeMap<Arc<Path>, i32>,
-    /// Directories below the roots that are not watched, because they cannot be read. The copy reports them.
+    /// Whether other file systems below the roots are left out, as the copy does.
+    is_one_system: bool,
+    /// Directories below the roots that are not watched, because they cannot be read. The copy reports those that the
+    /// user may not read.
     denied: BTreeSet<PathBuf>,
+    /// When `denied` is tried again, if an error among them may pass.
+    retry_at: Option<Instant>,
     own: Own,
     touched: Touched,
     /// Whether a root may be another directory by now, or not everything is watched.
     is_stale: bool,
+}
+
+/// What a root was when its watch began.
+struct RootState {
+    place: Identity,
+    /// Number of mounts at the root and above it.
+    mounts: usize,
+    /// Number of the watch of the root, or of the directory that a file is in. Its path may be another one, where the
+    /// same directory is mounted again. 0, which no watch has, until it is watched.
+    number: i32,
 }
 
 struct Directory {
@@ -183,14 +214,14 @@ impl WatchError {
 
 impl TreeWatch {
     /// Watches everything below the paths that `find` returns. For a path that is not a directory, watches the
-    /// directory that it is in.
+    /// directory that it is in. `is_one_system`: other file systems below the paths are left out.
     ///
     /// # Errors
     ///
     /// Fails with the path that cannot be watched.
-    pub fn start(find: impl Fn() -> Vec<PathBuf> + Send + 'static) -> Result<Self, WatchError> {
+    pub fn start(find: impl Fn() -> Vec<PathBuf> + Send + 'static, is_one_system: bool) -> Result<Self, WatchError> {
         let paths = find();
-        let mut watches = Watches::new(paths.first().map_or(Path::new("."), PathBuf::as_path))?;
+        let mut watches = Watches::new(paths.first().map_or(Path::new("."), PathBuf::as_path), is_one_system)?;
         watches.begin(&paths)?;
         Ok(Self { find: Box::new(find), watches, changed: None, is_compared: true, scan_at: Instant::now() })
     }
@@ -202,19 +233,46 @@ impl TreeWatch {
     ///
     /// Fails if a watched path has gone, or cannot be watched any more.
     pub fn next(&mut self, asks: &UnixStream) -> Result<Option<Touched>, WatchError> {
-        let mut is_asked = false;
+        let (mut is_asked, mut look_at) = (false, Instant::now());
         loop {
             let settled = self.changed.map(|[first, last]| (first + GATHERED_MAX).min(last + SETTLED_AFTER));
             let due = settled.unwrap_or(self.scan_at);
-            let left = is_asked.then(|| due.saturating_duration_since(Instant::now()));
-            if left == Some(Duration::ZERO) {
+            let next = self.watches.retry_at.map_or(due, |at| at.min(due));
+            let now = Instant::now();
+            if is_asked && now >= due {
+                // What is seen where a file system is missing is compared once an hour only.
+                if now < self.scan_at && self.watches.has_bare_root() {
+                    self.watches.is_stale = true;
+                    self.changed = None;
+                    continue;
+                }
                 return self.report().map(Some);
             }
+            if is_asked && now >= next {
+                if self.watches.retry() {
+                    self.note_change();
+                }
+                continue;
+            }
+            // Where much is mounted and unmounted, the mounts are not read each time.
+            let (mounts, look) = match now < look_at {
+                true => (None, Some(look_at)),
+                false => (self.watches.mounts.as_ref(), None),
+            };
+            let wake = is_asked.then_some(next).into_iter().chain(look).min();
+            let left = wake.map(|at| at.saturating_duration_since(now));
             let failed = |errno| WatchError::new(Path::new("."), errno);
-            let [has_events, has_asks] = ready([self.watches.queue.as_fd(), asks.as_fd()], left).map_err(failed)?;
+            let fds = [self.watches.queue.as_fd(), asks.as_fd()];
+            let [has_events, has_asks, has_mounts] = ready(fds, mounts, left).map_err(failed)?;
             if has_events && self.watches.drain().map_err(failed)? {
-                let now = Instant::now();
-                self.changed = Some([self.changed.map_or(now, |[first, _]| first), now]);
+                self.note_change();
+            }
+            if has_mounts {
+                look_at = Instant::now() + SETTLED_AFTER;
+                if self.watches.is_stale || self.watches.has_other_root(&mount_points()) {
+                    self.watches.is_stale = true;
+                    self.note_change();
+                }
             }
             if has_asks {
                 if (&*asks).read_exact(&mut [0]).is_err() {
@@ -228,9 +286,17 @@ impl TreeWatch {
         }
     }
 
+    fn note_change(&mut self) {
+        let now = Instant::now();
+        self.changed = Some([self.changed.map_or(now, |[first, _]| first), now]);
+    }
+
     /// Returns what has been touched. Watches everything anew if that is necessary, and once an hour.
     fn report(&mut self) -> Result<Touched, WatchError> {
         self.changed = None;
+        if self.watches.retry_at.is_some_and(|at| Instant::now() >= at) {
+            self.watches.retry();
+        }
         if self.watches.is_stale || Instant::now() >= self.scan_at {
             // There may be room for only one watch of a large tree, so the earlier one has to end first. The comparison
             // that follows finds what changes in between.
@@ -243,20 +309,22 @@ impl TreeWatch {
     }
 }
 
-/// Waits until one of these can be read, or for as long as `left`.
-fn ready(fds: [BorrowedFd<'_>; 2], left: Option<Duration>) -> Result<[bool; 2], Errno> {
+/// Waits until one of these can be read or the mounts have changed, or for as long as `left`.
+fn ready(fds: [BorrowedFd<'_>; 2], mounts: Option<&File>, left: Option<Duration>) -> Result<[bool; 3], Errno> {
     let left = left.map(|left| Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() });
-    let mut polled = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+    let mut polled = Vec::from(fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+    // They can be read at any time. Each poll tells whether they have changed since the last one.
+    polled.extend(mounts.map(|mounts| PollFd::from_borrowed_fd(mounts.as_fd(), PollFlags::PRI)));
     match poll(&mut polled, left.as_ref()) {
-        Ok(_) => Ok(polled.map(|fd| !fd.revents().is_empty())),
-        Err(Errno::INTR) => Ok([false; 2]),
+        Ok(_) => Ok([0_usize, 1, 2].map(|at| polled.get(at).is_some_and(|fd| !fd.revents().is_empty()))),
+        Err(Errno::INTR) => Ok([false; 3]),
         Err(errno) => Err(errno),
     }
 }
 
 impl Watches {
     /// Returns a watch of nothing.
-    fn new(first: &Path) -> Result<Self, WatchError> {
+    fn new(first: &Path, is_one_system: bool) -> Result<Self, WatchError> {
         let queue = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).map_err(|errno| {
             // The error is the same where this process has too many files.
             let has_room = || dup(rustix::stdio::stderr()).err() != Some(Errno::MFILE);
@@ -269,12 +337,15 @@ impl Watches {
         })?;
         Ok(Self {
             queue,
-            roots: BTreeSet::new(),
+            mounts: File::open(MOUNTS).ok(),
+            roots: BTreeMap::new(),
             links: BTreeSet::new(),
             is_one_tree: false,
             directories: HashMap::new(),
             numbers: BTreeMap::new(),
+            is_one_system,
             denied: BTreeSet::new(),
+            retry_at: None,
             own: Own::find(),
             touched: Some(BTreeSet::new()),
             is_stale: false,
@@ -282,31 +353,51 @@ impl Watches {
     }
 
     fn begin(&mut self, paths: &[PathBuf]) -> Result<(), WatchError> {
+        let mut roots = Vec::new();
         for path in paths {
             let root = canonical(path)
                 .map_err(|error| WatchError::new(path, Errno::from_io_error(&error).unwrap_or(Errno::IO)))?;
             self.links.extend(links_on(path));
-            self.roots.insert(root);
+            // What is mounted on access has to be mounted before the mounts are counted.
+            let _ = root.join(".").metadata();
+            roots.push(root);
         }
-        self.is_one_tree = paths.len() == 1 && self.roots.iter().all(|root| root.is_dir());
-        for link in self.links.clone() {
-            match self.add(directory_of(&link), false) {
-                // It cannot be noticed when such a link is replaced.
-                Ok(()) | Err(Errno::ACCESS | Errno::NOENT | Errno::NOTDIR) => {}
-                Err(errno) => return Err(WatchError::new(&link, errno)),
+        let points = mount_points();
+        for root in roots {
+            let place = lstat(&root).map(|stat| identity(&stat)).map_err(|errno| WatchError::new(&root, errno))?;
+            let state = RootState { place, mounts: mounts_on(&points, &root), number: 0 };
+            self.roots.insert(root, state);
+        }
+        self.is_one_tree = paths.len() == 1 && self.roots.keys().all(|root| root.is_dir());
+        // The directory `/`, which has none above it, is never replaced.
+        let ways = self.links.iter().chain(self.roots.keys()).flat_map(|path| path.ancestors().skip(1));
+        let ways: BTreeSet<_> = ways.filter(|above| above.parent().is_some()).collect();
+        let links = self.links.iter().map(|link| (directory_of(link), OF_ALL));
+        // Links come last: a directory that has two paths keeps the last one, and the name of a link tells what it is.
+        let above = ways.into_iter().map(|above| (above, OF_WAY)).chain(links);
+        let above: Vec<_> = above.map(|(path, events)| (path.to_owned(), events)).collect();
+        for (path, events) in above {
+            match self.add(&path, events, false) {
+                // It cannot be noticed when such a link or directory is replaced.
+                Ok(_) | Err(Errno::ACCESS | Errno::NOENT | Errno::NOTDIR) => {}
+                Err(errno) => return Err(WatchError::new(&path, errno)),
             }
         }
-        for root in self.roots.clone() {
-            match root.is_dir() {
-                true => self.add_tree(&root)?,
-                false => {
-                    self.add(directory_of(&root), false).map_err(|errno| WatchError::new(&root, errno))?;
-                }
+        for root in self.roots.keys().cloned().collect::<Vec<_>>() {
+            let is_tree = root.is_dir();
+            let watched = if is_tree { &root } else { directory_of(&root) };
+            let number = self.add(watched, OF_ALL, is_tree).map_err(|errno| WatchError::new(&root, errno))?;
+            if is_tree {
+                self.add_tree(&root)?;
+            }
+            if let Some(state) = self.roots.get_mut(&root) {
+                state.number = number;
             }
         }
         Ok(())
     }
 
+    /// Ends all watches.
     fn end(&mut self) {
         for number in self.directories.keys() {
             // The directory may have gone, and its watch with it.
@@ -317,22 +408,24 @@ impl Watches {
         self.directories.clear();
         self.numbers.clear();
         self.denied.clear();
+        self.retry_at = None;
         self.roots.clear();
         self.links.clear();
         self.is_stale = false;
     }
 
-    /// Watches a directory. `is_whole`: everything in it belongs to a root.
-    fn add(&mut self, path: &Path, is_whole: bool) -> Result<(), Errno> {
-        let own = if self.roots.contains(path) { OF_ROOT } else { WatchFlags::empty() };
-        let number = inotify::add_watch(&self.queue, path, OF_ALL | own)?;
+    /// Watches a directory for these events, and returns the number of its watch. `is_whole`: everything in it belongs
+    /// to a root.
+    fn add(&mut self, path: &Path, events: WatchFlags, is_whole: bool) -> Result<i32, Errno> {
+        let own = if self.roots.contains_key(path) { OF_WAY } else { WatchFlags::empty() };
+        let number = inotify::add_watch(&self.queue, path, events | own)?;
         let path: Arc<Path> = path.into();
         match self.directories.get_mut(&number) {
             Some(known) => {
                 known.is_whole |= is_whole;
                 if known.path != path {
                     // Otherwise it has only moved, and the event that tells it is still in the queue.
-                    known.has_others |= known.path.symlink_metadata().is_ok_and(|found| found.is_dir());
+                    known.has_others |= place_of(&known.path).is_some_and(|place| place_of(&path) == Some(place));
                     let earlier = std::mem::replace(&mut known.path, Arc::clone(&path));
                     if self.numbers.get(&earlier) == Some(&number) {
                         self.numbers.remove(&earlier);
@@ -348,31 +441,83 @@ impl Watches {
             self.directories.remove(&earlier);
             let _ = inotify::remove_watch(&self.queue, earlier);
         }
-        Ok(())
+        Ok(number)
     }
 
     /// Watches a directory of a root and everything below it, except for directories that cannot be read.
     fn add_tree(&mut self, top: &Path) -> Result<(), WatchError> {
+        let devices: Option<Vec<_>> = self.is_one_system.then(|| {
+            let around = self.roots.iter().filter(|(root, _)| top.starts_with(root));
+            around.map(|(_, state)| state.place.0).collect()
+        });
+        // A device for each root, because a root may be mounted within another one.
+        let is_within = |entry: &DirEntry| match &devices {
+            Some(devices) => place_of(&entry.path()).is_none_or(|(device, _)| devices.contains(&device)),
+            None => true,
+        };
         let mut left = vec![top.to_owned()];
         while let Some(path) = left.pop() {
-            let added = self.add(&path, true).and_then(|()| {
+            let added = self.add(&path, OF_ALL, true).and_then(|_| {
                 let entries = path.read_dir().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
                 let directories = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-                left.extend(directories.map(|entry| entry.path()));
+                left.extend(directories.filter(is_within).map(|entry| entry.path()));
                 Ok(())
             });
-            let is_root = self.roots.contains(&path);
             match added {
                 Ok(()) => _ = self.denied.remove(&path),
                 // It has gone, or another entry has taken its place.
-                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) if !is_root => {}
-                Err(errno) if is_root || matches!(errno, Errno::NOSPC | Errno::NOMEM) => {
-                    return Err(WatchError::new(&path, errno));
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
+                Err(errno @ (Errno::NOSPC | Errno::NOMEM)) => return Err(WatchError::new(&path, errno)),
+                // No path leads there, so only the comparison that is due once an hour finds what changes there.
+                Err(Errno::NAMETOOLONG) => {}
+                Err(errno) => {
+                    self.denied.insert(path);
+                    // The copy may be able to read it, and then reports nothing.
+                    if !matches!(errno, Errno::ACCESS | Errno::PERM) {
+                        self.retry_at = Some(Instant::now() + RETRY_AFTER);
+                    }
                 }
-                Err(_) => _ = self.denied.insert(path),
             }
         }
         Ok(())
+    }
+
+    /// Tries again to watch what could not be read. Returns whether something has to be compared.
+    fn retry(&mut self) -> bool {
+        self.retry_at = None;
+        let denied = std::mem::take(&mut self.denied);
+        for path in &denied {
+            self.is_stale |= self.add_tree(path).is_err();
+        }
+        let is_change = self.denied != denied;
+        if is_change {
+            self.touched = None;
+        }
+        is_change || self.is_stale
+    }
+
+    /// Whether something else is mounted where a root was, or the same is mounted again and not watched.
+    fn has_other_root(&self, points: &[PathBuf]) -> bool {
+        self.roots.iter().any(|(root, state)| {
+            let is_other = |place| state.place != place || !self.directories.contains_key(&state.number);
+            // The mounts come first, because a look at the path might mount again what has been idle.
+            mounts_on(points, root) >= state.mounts && place_of(root).is_some_and(is_other)
+        })
+    }
+
+    /// Whether a root may be an empty directory that waits for its file system: less is mounted than when the watch
+    /// began, and what is there now has never been watched.
+    fn has_bare_root(&self) -> bool {
+        let is_any_bare = |points: &[PathBuf]| {
+            self.roots.iter().any(|(root, state)| {
+                mounts_on(points, root) < state.mounts && place_of(root).is_some_and(|place| state.place != place)
+            })
+        };
+        is_any_bare(&mount_points()) && {
+            // What has been idle is mounted again.
+            self.roots.keys().for_each(|root| drop(root.join(".").metadata()));
+            is_any_bare(&mount_points())
+        }
     }
 
     /// Ends the watches of what was below a path. Its directories may be elsewhere now.
@@ -444,17 +589,19 @@ impl Watches {
         let Some(Directory { path, is_whole, has_others }) = self.directories.get(number) else { return false };
         let (is_whole, has_others) = (*is_whole, *has_others);
         let path = name.as_ref().map_or_else(|| path.to_path_buf(), |name| path.join(name));
-        let (is_root, is_link) = (self.roots.contains(&path), self.links.contains(&path));
-        if !(is_whole || is_root || is_link) {
+        let (is_root, is_link) = (self.roots.contains_key(&path), self.links.contains(&path));
+        // Only roots and directories on the way report this of themselves.
+        let is_replaced = flags.intersects(ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF);
+        if !(is_whole || is_root || is_link || is_replaced) {
             return false;
         }
-        let found = path.symlink_metadata().ok();
-        if self.own.has(&path, found.as_ref()) {
+        let found = path.symlink_metadata();
+        if self.own.has(&path, found.as_ref().ok()) {
             self.touch(&path);
             return false;
         }
         let is_moved = flags.intersects(MOVES);
-        self.is_stale |= is_link || is_root && is_moved;
+        self.is_stale |= is_link || is_replaced || is_root && is_moved;
         if flags.contains(ReadFlags::ISDIR) && is_whole {
             if flags.contains(ReadFlags::MOVED_FROM) {
                 self.remove_tree(&path);
@@ -465,12 +612,23 @@ impl Watches {
             }
             // After an exchange of two names there is another directory at the old name.
             let comes = flags.intersects(ReadFlags::CREATE | ReadFlags::MOVED_FROM | ReadFlags::MOVED_TO);
-            if (lacks || comes) && found.as_ref().is_some_and(Metadata::is_dir) {
-                // Watching everything anew finds out the path and the reason.
-                self.is_stale |= self.add_tree(&path).is_err();
+            match &found {
+                Ok(found) if (lacks || comes) && found.is_dir() => {
+                    if lacks {
+                        // What still cannot be read is found again, and what has gone is not asked for any more.
+                        self.denied.retain(|denied| !denied.starts_with(&path));
+                    }
+                    // Watching everything anew finds out the path and the reason.
+                    self.is_stale |= self.add_tree(&path).is_err();
+                }
+                // The directory that it is in cannot be entered at the moment. It stands for all that come there.
+                Err(error) if comes && error.kind() == ErrorKind::PermissionDenied => {
+                    self.denied.insert(directory_of(&path).to_owned());
+                }
+                _ => {}
             }
         }
-        if has_others || found.is_some_and(|found| joins_others(&path, &found, is_moved)) {
+        if has_others || found.is_ok_and(|found| joins_others(&path, &found, is_moved)) {
             self.touched = None;
         }
         self.touch(&path);
@@ -479,7 +637,7 @@ impl Watches {
 
     /// Records the directory of an entry.
     fn touch(&mut self, path: &Path) {
-        for below in self.roots.iter().filter_map(|root| path.strip_prefix(root).ok()) {
+        for below in self.roots.keys().filter_map(|root| path.strip_prefix(root).ok()) {
             add(&mut self.touched, below);
         }
     }
@@ -511,10 +669,38 @@ pub fn bound(touched: &mut Touched) {
     }
 }
 
+/// Identifies what is at a path, without following a link.
+fn place_of(path: &Path) -> Option<Identity> {
+    lstat(path).ok().map(|stat| identity(&stat))
+}
+
+/// Returns where something is mounted, as the system writes these paths; nothing without procfs.
+fn mount_points() -> Vec<PathBuf> {
+    points_in(&std::fs::read(MOUNTS).unwrap_or_default())
+}
+
+fn points_in(mounts: &[u8]) -> Vec<PathBuf> {
+    let points = mounts.split(|byte| *byte == b'\n').filter_map(|line| line.split(|byte| *byte == b' ').nth(4));
+    points.map(|point| OsStr::from_bytes(point).into()).collect()
+}
+
+/// Returns the number of mounts at a path and above it, including those that others hide.
+fn mounts_on(points: &[PathBuf], path: &Path) -> usize {
+    let escaped = |byte: &u8| match byte {
+        b' ' | b'\t' | b'\n' | b'\\' => format!("\\{byte:03o}").into_bytes(),
+        byte => vec![*byte],
+    };
+    let path: Vec<u8> = path.as_os_str().as_bytes().iter().flat_map(escaped).collect();
+    let path = Path::new(OsStr::from_bytes(&path));
+    points.iter().filter(|point| path.starts_with(point)).count()
+}
+
 /// Returns the links on the way to a path, by paths without links above them.
 fn links_on(path: &Path) -> BTreeSet<PathBuf> {
     let reversed = |path: &Path| path.components().rev().map(|part| part.as_os_str().to_owned()).collect::<Vec<_>>();
     let (mut at, mut left, mut links) = (std::env::current_dir().unwrap_or_default(), reversed(path), BTreeSet::new());
+    // A link that is on the way twice is no loop. A loop ends as in the kernel.
+    let mut followed = 0;
     while let Some(part) = left.pop() {
         match Path::new(&part).components().next() {
             Some(Component::ParentDir) => _ = at.pop(),
@@ -522,8 +708,9 @@ fn links_on(path: &Path) -> BTreeSet<PathBuf> {
             _ => at.push(part),
         }
         if let Ok(target) = at.read_link() {
-            let is_new = links.insert(at.clone());
-            if !is_new || links.len() > LINKS_MAX {
+            links.insert(at.clone());
+            followed += 1;
+            if followed > LINKS_MAX {
                 break;
             }
             at.pop();
@@ -542,228 +729,4 @@ fn joins_others(path: &Path, found: &Metadata, is_moved: bool) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fs;
-    use std::io::Write;
-    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-    use std::thread;
-
-    use rustix::fs::{CWD, RenameFlags, renameat_with};
-
-    use super::*;
-
-    fn started(path: &Path) -> TreeWatch {
-        let path = path.to_owned();
-        TreeWatch::start(move || vec![path.clone()]).expect("watched")
-    }
-
-    /// Asks for the next change, and waits for it for as long as given.
-    fn next_within(watch: &mut TreeWatch, limit: Duration) -> Option<Touched> {
-        let (mut ours, theirs) = UnixStream::pair().expect("a pair");
-        ours.write_all(b"?").expect("room");
-        let (answered, is_answered) = flume::bounded::<()>(1);
-        thread::scope(|scope| {
-            scope.spawn(move || {
-                let _ = is_answered.recv_timeout(limit);
-                drop(ours);
-            });
-            let touched = watch.next(&theirs).expect("watched");
-            drop(answered);
-            touched
-        })
-    }
-
-    const SOON: Duration = Duration::from_secs(4);
-    const NEVER: Duration = Duration::from_millis(700);
-
-    fn paths(touched: Option<Touched>) -> Vec<String> {
-        let some = touched.expect("a change").expect("some directories");
-        some.into_iter().map(|path| String::from_utf8(path).expect("ours")).collect()
-    }
-
-    /// Returns the number of directories that this process watches, in trees larger than those of other tests.
-    fn watched() -> usize {
-        let files = fs::read_dir("/proc/self/fdinfo").expect("descriptors").flatten();
-        let texts = files.filter_map(|file| fs::read_to_string(file.path()).ok());
-        let counts = texts.map(|text| text.lines().filter(|line| line.starts_with("inotify ")).count());
-        counts.filter(|count| *count > 1000).sum()
-    }
-
-    /// More directories than the queue has room for events, each of which has one when its watch ends.
-    #[test]
-    fn a_large_tree_is_watched_anew_in_place_of_the_earlier_watch_and_only_once() {
-        let room: usize = fs::read_to_string("/proc/sys/fs/inotify/max_queued_events")
-            .ok()
-            .and_then(|text| text.trim().parse().ok())
-            .expect("a number");
-        let directories = room.min(20_000) + 1000;
-        let scratch = tempfile::tempdir_in("/dev/shm").expect("a directory");
-        for number in 0..directories {
-            fs::create_dir(scratch.path().join(number.to_string())).expect("made");
-        }
-        let mut watch = started(scratch.path());
-        watch.watches.is_stale = true;
-        fs::write(scratch.path().join("new"), "").expect("written");
-        let is_over = AtomicBool::new(false);
-        let most = thread::scope(|scope| {
-            let most = scope.spawn(|| {
-                let mut most = 0;
-                while !is_over.load(SeqCst) {
-                    most = most.max(watched());
-                    thread::sleep(Duration::from_micros(500));
-                }
-                most.max(watched())
-            });
-            assert_eq!(next_within(&mut watch, SOON), Some(None));
-            is_over.store(true, SeqCst);
-            most.join().expect("no panic")
-        });
-        assert!((directories..directories * 3 / 2).contains(&most), "{most} watches of {directories} directories");
-        assert_eq!(next_within(&mut watch, NEVER), None);
-        // The tree is watched as before.
-        fs::write(scratch.path().join("7/new"), "").expect("written");
-        assert_eq!(paths(next_within(&mut watch, SOON)), ["7"]);
-    }
-
-    #[test]
-    fn what_is_read_has_not_changed() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        fs::create_dir(scratch.path().join("a")).expect("made");
-        fs::write(scratch.path().join("a/file"), "text").expect("written");
-        let mut watch = started(scratch.path());
-        let read = || {
-            fs::read_dir(scratch.path().join("a")).expect("listed").for_each(drop);
-            fs::read(scratch.path().join("a/file")).expect("read");
-        };
-        read();
-        assert_eq!(next_within(&mut watch, NEVER), None);
-        assert!(watch.watches.read().expect("no error").is_empty(), "it does not even take room in the queue");
-        fs::write(scratch.path().join("a/file"), "other").expect("written");
-        read();
-        assert_eq!(paths(next_within(&mut watch, SOON)), ["a"]);
-    }
-
-    #[test]
-    fn a_scan_is_due_however_much_changes_an_hour_after_the_last_one_has_ended() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        fs::create_dir(scratch.path().join("a")).expect("made");
-        let mut watch = started(scratch.path());
-        let change = || fs::write(scratch.path().join("a/file"), "text").expect("written");
-        change();
-        assert_eq!(paths(next_within(&mut watch, SOON)), ["a"]);
-        assert!(watch.scan_at > Instant::now() + SCAN_EVERY / 2, "it begins to count when a change is asked for");
-        watch.scan_at = Instant::now() + SETTLED_AFTER / 2;
-        change();
-        assert_eq!(next_within(&mut watch, SOON), Some(None), "although something has changed");
-        assert_eq!(next_within(&mut watch, NEVER), None);
-        watch.scan_at = Instant::now();
-        assert_eq!(next_within(&mut watch, SOON), Some(None), "although nothing has changed");
-    }
-
-    #[test]
-    fn every_link_on_the_way_is_watched() {
-        use std::os::unix::fs::symlink;
-        let scratch = tempfile::tempdir().expect("a directory");
-        let top = scratch.path().canonicalize().expect("it");
-        for directory in ["releases/1/data", "releases/2/data", "links"] {
-            fs::create_dir_all(top.join(directory)).expect("made");
-        }
-        symlink("links/../releases/current", top.join("named")).expect("a link");
-        symlink("1", top.join("releases/current")).expect("a link");
-        let path = top.join("named/data");
-        assert_eq!(links_on(&path), BTreeSet::from([top.join("named"), top.join("releases/current")]));
-        symlink("loop", top.join("loop")).expect("a link");
-        assert_eq!(links_on(&top.join("loop/x")).len(), 1);
-        let mut watch = started(&path);
-        symlink("2", top.join("releases/new")).expect("a link");
-        assert_eq!(next_within(&mut watch, NEVER), None, "another entry beside the link");
-        fs::rename(top.join("releases/new"), top.join("releases/current")).expect("renamed");
-        assert_eq!(next_within(&mut watch, SOON), Some(None));
-        fs::write(top.join("releases/2/data/file"), "").expect("written");
-        assert_eq!(next_within(&mut watch, SOON), Some(Some(BTreeSet::new())), "the root itself");
-    }
-
-    #[test]
-    fn directories_that_come_and_move_are_watched_where_they_are() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let top = scratch.path();
-        let mut watch = started(top);
-        fs::create_dir_all(top.join("a/b/c")).expect("made");
-        assert_eq!(next_within(&mut watch, SOON), Some(None));
-        fs::write(top.join("a/b/c/file"), "").expect("written");
-        assert_eq!(paths(next_within(&mut watch, SOON)), ["a", "a/b", "a/b/c"]);
-        fs::rename(top.join("a/b"), top.join("moved")).expect("renamed");
-        assert_eq!(next_within(&mut watch, SOON), Some(None));
-        fs::write(top.join("moved/c/file"), "").expect("written");
-        assert_eq!(paths(next_within(&mut watch, SOON)), ["moved", "moved/c"]);
-        // Two names that are exchanged.
-        fs::create_dir_all(top.join("other/sub")).expect("made");
-        assert_eq!(next_within(&mut watch, SOON), Some(None));
-        renameat_with(CWD, top.join("moved"), CWD, top.join("other"), RenameFlags::EXCHANGE).expect("exchanged");
-        assert_eq!(next_within(&mut watch, SOON), Some(None));
-        for directory in ["moved/sub", "other/c"] {
-            fs::write(top.join(directory).join("file"), "of it").expect("written");
-            assert_eq!(paths(next_within(&mut watch, SOON))[1], directory);
-        }
-        fs::remove_dir_all(top.join("moved")).expect("removed");
-        fs::rename(top.join("other"), top.join("moved")).expect("renamed");
-        assert_eq!(next_within(&mut watch, SOON), Some(None));
-        // Moved before the directory above its new place is watched.
-        fs::create_dir(top.join("new")).expect("made");
-        fs::rename(top.join("moved"), top.join("new/moved")).expect("renamed");
-        assert_eq!(next_within(&mut watch, SOON), Some(None));
-        fs::write(top.join("new/moved/c/file"), "more").expect("written");
-        assert_eq!(paths(next_within(&mut watch, SOON)), ["new", "new/moved", "new/moved/c"]);
-        assert_eq!(watch.watches.numbers.len(), 5, "{:?}", watch.watches.numbers);
-        fs::remove_dir_all(top.join("new")).expect("removed");
-        assert!(next_within(&mut watch, SOON).is_some());
-        assert_eq!((watch.watches.numbers.len(), watch.watches.directories.len()), (2, 2));
-    }
-
-    /// A listing of a directory above may find a directory before the events that tell of its move.
-    #[test]
-    fn a_directory_that_is_found_before_its_move_is_told_stays_watched() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let top = scratch.path();
-        fs::create_dir_all(top.join("old/x")).expect("made");
-        let mut watch = started(top);
-        fs::create_dir(top.join("new")).expect("made");
-        fs::rename(top.join("old/x"), top.join("new/x")).expect("renamed");
-        watch.watches.add_tree(top).expect("watched");
-        assert!(next_within(&mut watch, SOON).is_some());
-        fs::write(top.join("new/x/file"), "").expect("written");
-        assert_eq!(paths(next_within(&mut watch, SOON)), ["new", "new/x"]);
-    }
-
-    /// The C library checks a path with a slash at its end by faccessat2, which older filters of system calls refuse.
-    #[test]
-    fn a_path_with_a_slash_is_watched_without_faccessat2() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let path = scratch.path().join("");
-        let started = || TreeWatch::start(move || vec![path.clone()]).map(|_| ()).map_err(|error| error.path);
-        assert_eq!(crate::fs::close::tests::where_calls_fail(&[libc::SYS_faccessat2], libc::EPERM, started), Ok(()));
-    }
-
-    #[test]
-    fn directories_may_go_while_a_watch_begins() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let is_over = AtomicBool::new(false);
-        let start = |path: PathBuf| TreeWatch::start(move || vec![path.clone()]).err();
-        thread::scope(|scope| {
-            for name in ["a", "b", "c"] {
-                let path = scratch.path().join(name);
-                let is_over = &is_over;
-                scope.spawn(move || {
-                    while !is_over.load(SeqCst) {
-                        fs::create_dir(&path).and_then(|()| fs::remove_dir(&path)).expect("made and removed");
-                    }
-                });
-            }
-            let failed: Vec<_> = (0..300).filter_map(|_| start(scratch.path().to_owned())).collect();
-            is_over.store(true, SeqCst);
-            assert!(failed.is_empty(), "{failed:?}");
-        });
-        let missing = start(scratch.path().join("missing")).expect("there is none");
-        assert_eq!((missing.path, missing.reason), (scratch.path().join("missing"), WatchReason::System(Errno::NOENT)));
-    }
-}
+mod tests;

@@ -280,7 +280,7 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         ("broadcast-next", Message::BroadcastNext(true)),
         ("broadcast-ended", Message::BroadcastEnded(Box::new(report))),
         ("broadcast-leave", Message::BroadcastLeave),
-        ("watch", Message::Watch(vec![b"~/photos/".to_vec().into()])),
+        ("watch", Message::Watch(vec![b"~/photos/".to_vec().into()], true)),
         ("watched", Message::Watched),
         ("tell-changes", Message::TellChanges),
         ("changed", Message::Changed(Some(vec![b"a".to_vec().into(), b"a/b".to_vec().into()]))),

@@ -5,9 +5,12 @@
 //! permission, and setting an ACL changes the mode, so the mode comes after them. Times come last.
 
 use std::ffi::CStr;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
 use rd_proto::tree::{Extension, Extensions, Metadata, Record, Time, Xattrs};
-use rustix::fs::{FileType, Stat, Timespec, Timestamps};
+use rustix::fs::{FileType, Stat, Timespec, Timestamps, fstat};
 use rustix::io::Errno;
 
 use super::Fault;
@@ -32,6 +35,9 @@ pub(super) const UNKNOWN: u32 = u32::MAX;
 
 /// Why extended attributes do not fit into a record.
 const TOO_LARGE: &str = "has more than 128 KiB of extended attributes, too much to copy; use --no-xattrs to skip them";
+
+/// Maximum number of attributes that are known to be impossible at the destination. Further ones count as differences.
+const IMPOSSIBLE_MAX: usize = 64;
 
 /// File capabilities: the rights of set-user-ID root, in parts.
 const CAPABILITY: &[u8] = b"security.capability";
@@ -127,6 +133,9 @@ impl Reader {
         let length = if has_none(listed) { 0 } else { listed? };
         for name in names[..length].split_inclusive(|&byte| byte == 0) {
             let name = CStr::from_bytes_with_nul(name).map_err(|_| Errno::INVAL)?;
+            if !is_ever_set(name.to_bytes()) {
+                continue;
+            }
             let length = match entry.xattr(name, value) {
                 Ok(length) => length,
                 // The attribute has gone, or is listed although only others may read it.
@@ -249,13 +258,17 @@ pub(super) fn mode(options: &TreeOptions, metadata: &Metadata<'_>, permitted: u3
 }
 
 /// Sets metadata, as far as that was asked for and is permitted.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Setter {
     /// User that sets the metadata.
     user: u32,
     is_root: bool,
     /// Whether the metadata was read by this process, as the same user.
     is_local: bool,
+    /// Attributes that cannot be set, by the number of the device.
+    impossible: Mutex<Vec<(u64, Vec<u8>)>>,
+    /// Whether an entry got less metadata than its source has.
+    has_less: AtomicBool,
 }
 
 impl Setter {
@@ -263,13 +276,46 @@ impl Setter {
     /// metadata.
     pub fn new(is_local: bool) -> Self {
         let user = rustix::process::geteuid();
-        Self { user: user.as_raw(), is_root: user.is_root(), is_local }
+        let (impossible, has_less) = (Mutex::default(), AtomicBool::default());
+        Self { user: user.as_raw(), is_root: user.is_root(), is_local, impossible, has_less }
+    }
+
+    /// Whether the process is root, which gives entries their owners.
+    pub fn is_root(&self) -> bool {
+        self.is_root
+    }
+
+    /// Whether an entry got less metadata than its source has, apart from times, and from what only root can set if the
+    /// process is not root. A copy of such an entry is not what the source has sent.
+    pub fn has_less(&self) -> bool {
+        self.has_less.load(Relaxed)
+    }
+
+    /// Whether an attribute could not be set on an entry of this device, because the file system or this process can
+    /// never set it there.
+    pub fn is_impossible(&self, device: u64, name: &[u8]) -> bool {
+        has(&self.impossible.lock().expect("no panics under it"), device, name)
+    }
+
+    /// Records the attributes that could not be set on an entry.
+    fn note_lost(&self, object: Object<'_>, lost: &[(&[u8], Errno)], applied: Applied) {
+        self.has_less.store(true, Relaxed);
+        // An entry that refuses other changes as well, such as an immutable one, says nothing about the others.
+        let (Object::Open(fd) | Object::Path(fd), None) = (object, applied.unset) else { return };
+        let Ok(stat) = fstat(fd) else { return };
+        let mut impossible = self.impossible.lock().expect("no panics under it");
+        for &(name, error) in lost {
+            let is_new = is_passed_over(name, error) && !has(&impossible, stat.st_dev, name);
+            if is_new && impossible.len() < IMPOSSIBLE_MAX {
+                impossible.push((stat.st_dev, name.to_vec()));
+            }
+        }
     }
 
     /// Returns the owner and group that an entry with the `current` ones is to have. Each is the source's, or that of
     /// `--chown`, if that was asked for and is permitted; otherwise it stays. Users who are not root give their own
     /// entries to groups that they are in.
-    pub fn owner(self, options: &TreeOptions, metadata: &Metadata<'_>, current: (u32, u32)) -> (u32, u32) {
+    pub fn owner(&self, options: &TreeOptions, metadata: &Metadata<'_>, current: (u32, u32)) -> (u32, u32) {
         let (user, group) =
             options.chown.as_deref().map_or(("", ""), |chown| chown.split_once(':').unwrap_or((chown, "")));
         let is_ours = || [self.user, UNKNOWN].contains(&current.0);
@@ -281,7 +327,7 @@ impl Setter {
 
     /// Returns the rights that an entry gets with these options, once it has this owner and group.
     pub fn rights<'a>(
-        self,
+        &'a self,
         options: &'a TreeOptions,
         metadata: &Metadata<'_>,
         owner: (u32, u32),
@@ -302,7 +348,7 @@ impl Setter {
     /// permissions are left out if the source has an ACL that could not be set. They are then the mask of that ACL, and
     /// the group may have fewer permissions.
     pub fn apply(
-        self,
+        &self,
         options: &TreeOptions,
         object: Object<'_>,
         metadata: &Metadata<'_>,
@@ -327,7 +373,8 @@ impl Setter {
             }
         }
         let rights = self.rights(options, metadata, owner, current.is_directory);
-        let mut lost_acl = false;
+        rights.note_less(metadata, mode);
+        let mut lost = Vec::new();
         if options.xattrs {
             // Attributes that the source has as well are replaced in one step.
             let of_source = |kept: &[u8]| metadata.xattrs.iter().any(|(name, _)| name == kept);
@@ -338,11 +385,11 @@ impl Setter {
                 let goes = |name: &[u8]| !ACLS.contains(&name) && rights.may_remove(name) && !of_source(name);
                 applied.note(parts::ATTRIBUTES, remove_xattrs(object, goes, mode.is_some()));
             }
-            lost_acl = set_xattrs(object, metadata.xattrs, |name| rights.may_set(name), mode.is_some(), &mut applied);
+            lost = set_xattrs(object, metadata.xattrs, |name| rights.may_set(name), mode.is_some(), &mut applied);
         }
         if let Some(mode) = mode {
             let mut mode = rights.mode(mode);
-            if lost_acl {
+            if lost.iter().any(|(name, _)| *name == ACCESS_ACL) {
                 mode &= !0o070;
             }
             applied.note(parts::MODE, object.set_mode(mode));
@@ -352,6 +399,9 @@ impl Setter {
                 Timestamps { last_access: timespec(metadata.accessed), last_modification: timespec(metadata.modified) };
             applied.note(parts::TIMES, object.set_times(&times));
         }
+        if !lost.is_empty() {
+            self.note_lost(object, &lost, applied);
+        }
         applied.of(owner.0)
     }
 }
@@ -360,7 +410,7 @@ impl Setter {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rights<'a> {
     options: &'a TreeOptions,
-    setter: Setter,
+    setter: &'a Setter,
     /// Whether the copy may run with its owner's rights.
     may_lend: bool,
     is_directory: bool,
@@ -371,7 +421,7 @@ pub(super) struct Rights<'a> {
 impl Rights<'_> {
     /// Returns the mode that is set if this one is wanted.
     pub fn mode(self, mode: u32) -> u32 {
-        let Setter { is_root, is_local, .. } = self.setter;
+        let &Setter { is_root, is_local, .. } = self.setter;
         if !self.options.mode {
             return mode;
         }
@@ -387,7 +437,6 @@ impl Rights<'_> {
     pub fn may_set(self, name: &[u8]) -> bool {
         match () {
             () if ACLS.contains(&name) => self.options.acls(),
-            // Other names of `system.` are not attributes but entrances to a file system (CIFS, NFS).
             () if is_privileged(name) => self.setter.is_root && (self.may_lend || name != CAPABILITY),
             () => is_users(name),
         }
@@ -399,25 +448,52 @@ impl Rights<'_> {
     pub fn may_remove(self, name: &[u8]) -> bool {
         is_users(name) || name == CAPABILITY && self.setter.is_root || ACLS.contains(&name) && self.options.acls()
     }
+
+    /// Records whether these rights give the copy less than its source has. `mode`: the permission bits to be set.
+    pub fn note_less(self, metadata: &Metadata<'_>, mode: Option<u32>) {
+        let lacks_bits = mode.is_some_and(|mode| self.mode(mode) != mode);
+        // Nothing that only root can set is expected of others.
+        let is_expected = |name: &[u8]| if is_privileged(name) { self.setter.is_root } else { is_ever_set(name) };
+        let is_lost = |name: &[u8]| is_expected(name) && !self.may_set(name);
+        if lacks_bits || self.options.xattrs && metadata.xattrs.iter().any(|(name, _)| is_lost(name)) {
+            self.setter.has_less.store(true, Relaxed);
+        }
+    }
+}
+
+fn has(attributes: &[(u64, Vec<u8>)], device: u64, name: &[u8]) -> bool {
+    attributes.iter().any(|(on, other)| *on == device && other == name)
 }
 
 fn is_users(name: &[u8]) -> bool {
     name.starts_with(b"user.")
 }
 
+/// Whether any receiver sets an attribute. Other names of `system.`, and those of file systems themselves, are not
+/// attributes but entrances to a file system (CIFS, NFS, Lustre).
+fn is_ever_set(name: &[u8]) -> bool {
+    is_users(name) || is_privileged(name) || ACLS.contains(&name)
+}
+
 fn is_privileged(name: &[u8]) -> bool {
     name.starts_with(b"security.") || name.starts_with(b"trusted.")
 }
 
-/// Sets extended attributes for which `may_set` holds. Returns whether an access ACL could not be set.
-fn set_xattrs(
+/// Whether an attribute that cannot be set for this reason is passed over, and does not count as a failure. Root of a
+/// container may set few of the privileged attributes; cp ignores that, too.
+fn is_passed_over(name: &[u8], error: Errno) -> bool {
+    error == Errno::OPNOTSUPP || is_privileged(name) && error == Errno::PERM
+}
+
+/// Sets extended attributes for which `may_set` holds. Returns those that could not be set.
+fn set_xattrs<'a>(
     object: Object<'_>,
-    xattrs: Xattrs<'_>,
+    xattrs: Xattrs<'a>,
     may_set: impl Fn(&[u8]) -> bool,
     may_open: bool,
     applied: &mut Applied,
-) -> bool {
-    let mut lost_acl = false;
+) -> Vec<(&'a [u8], Errno)> {
+    let mut lost = Vec::new();
     // ACLs come last, because they may take away the right to set the others.
     let are_acls = |wanted: bool| xattrs.iter().filter(move |(name, _)| ACLS.contains(name) == wanted);
     for (name, value) in are_acls(false).chain(are_acls(true)) {
@@ -427,22 +503,21 @@ fn set_xattrs(
         }
         // A new file lacks write permission if the default ACL of its directory denies it to owners.
         if let Err(error) = change_xattr(object, may_open, || object.set_xattr(name, value)) {
-            lost_acl |= name == ACCESS_ACL;
+            lost.push((name, error));
             if is_acl {
                 // The entry must not keep an ACL that is not the source's.
                 remove_acls(object, |other| other != name);
             }
-            if error == Errno::OPNOTSUPP {
-                applied.is_unsupported = true;
-            } else if !(is_privileged(name) && error == Errno::PERM) {
-                // Root of a container may set few of the privileged attributes; cp ignores that, too. No room for an
-                // attribute does not mean a full disk: ext4 reports ENOSPC for attributes longer than a block.
+            applied.is_unsupported |= error == Errno::OPNOTSUPP;
+            if !is_passed_over(name, error) {
+                // No room for an attribute does not mean a full disk: ext4 reports ENOSPC for attributes longer than a
+                // block.
                 let error = if error == Errno::NOSPC { Errno::TOOBIG } else { error };
                 applied.note(if is_acl { parts::ACL } else { parts::ATTRIBUTES }, Err(error));
             }
         }
     }
-    lost_acl
+    lost
 }
 
 /// Returns a time as it is sent. A damaged inode, or a server, may tell of more nanoseconds than a second has, for
@@ -460,6 +535,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     use super::*;
+    use crate::fs::close::tests::where_calls_fail;
 
     #[test]
     fn a_time_that_cannot_be_is_sent_as_one_that_can() {
@@ -475,5 +551,44 @@ mod tests {
         let Metadata { modified, accessed, .. } = owned.borrow();
         let expected = [7, 8].map(|seconds| Time { seconds, nanoseconds: 999_999_999 });
         assert_eq!([modified, accessed], expected);
+    }
+
+    #[test]
+    fn an_entry_that_refuses_other_changes_says_nothing_about_the_attributes_of_others() {
+        let file = tempfile::tempfile().expect("a file");
+        let stat = fstat(&file).expect("it");
+        let mut xattrs = Vec::new();
+        assert!(Xattrs::push(&mut xattrs, b"user.test", b"1"));
+        let metadata = Metadata { uid: stat.st_uid, gid: stat.st_gid, xattrs: Xattrs::new(&xattrs), ..Metadata::ZERO };
+        let refuses_all = [libc::SYS_fsetxattr, libc::SYS_fchmod];
+        for (calls, is_impossible) in [(&refuses_all[..1], true), (&refuses_all[..], false)] {
+            let setter = Setter::new(false);
+            let apply = || {
+                let current = Current::new(&stat, false, false);
+                setter.apply(&TreeOptions::default(), Object::Open(file.as_fd()), &metadata, Some(0o600), current)
+            };
+            let applied = where_calls_fail(calls, libc::EOPNOTSUPP, apply);
+            assert_eq!((applied.is_unsupported, applied.unset.is_none()), (true, is_impossible));
+            assert!(setter.has_less());
+            assert_eq!(setter.is_impossible(stat.st_dev, b"user.test"), is_impossible);
+            let others = [(stat.st_dev, &b"user.other"[..]), (stat.st_dev ^ 1, &b"user.test"[..])];
+            assert!(others.into_iter().all(|(device, name)| !setter.is_impossible(device, name)));
+        }
+    }
+
+    /// Whoever sends the records must not make the receiver remember without limit.
+    #[test]
+    fn only_so_many_impossible_attributes_are_remembered() {
+        let file = tempfile::tempfile().expect("a file");
+        let device = fstat(&file).expect("it").st_dev;
+        let setter = Setter::new(false);
+        let names: Vec<String> = (0..=IMPOSSIBLE_MAX).map(|number| format!("user.{number}")).collect();
+        for name in &names {
+            let lost = [(name.as_bytes(), Errno::OPNOTSUPP)];
+            setter.note_lost(Object::Open(file.as_fd()), &lost, Applied::default());
+            setter.note_lost(Object::Open(file.as_fd()), &lost, Applied::default());
+        }
+        let known = names.iter().filter(|name| setter.is_impossible(device, name.as_bytes())).count();
+        assert_eq!(known, IMPOSSIBLE_MAX);
     }
 }

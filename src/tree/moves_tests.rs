@@ -195,8 +195,46 @@ fn a_copy_for_an_old_name_whose_data_may_be_lost_is_not_used() {
         // An error that does not stop the whole copy.
         let (_, report) = where_calls_fail(&[libc::SYS_close], libc::EACCES, run);
         assert_eq!((report.moved, report.failed), (1, 2), "local {is_local}: {report:?}");
+        let told: Vec<&[u8]> = report.failures.iter().map(|fact| &fact.path[..]).collect();
+        assert_eq!(told, [trees.to("a").as_os_str().as_encoded_bytes()], "local {is_local}");
         assert_eq!(inode(trees.to("a")), inode(trees.to("b")), "local {is_local}: the old file stays");
         assert_eq!(fs::read_dir(trees.to("")).expect("a directory").count(), 2, "local {is_local}: nothing else");
+    }
+}
+
+fn set_time(path: &Path, nanoseconds: u64) {
+    let file = fs::File::options().write(true).open(path).expect("it");
+    file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_nanos(nanoseconds)).expect("ours");
+}
+
+#[test]
+fn what_was_renamed_is_found_by_a_time_within_the_window() {
+    const COUNT: u64 = 5;
+    const SECOND_NS: u64 = 1_000_000_000;
+    // Of several files with the same size, the name tells which one it is, or else the time.
+    for (tick_ns, keeps_names) in [(SECOND_NS, true), (100, false)] {
+        for is_local in [false, true] {
+            let trees = Trees::new();
+            let time = |number: u64| SECOND_NS * SECOND_NS + number * 10_000_007 + 7;
+            for number in 0..COUNT {
+                let name = format!("b/{number}");
+                trees.write(&name, &[number as u8; 9]);
+                set_time(&trees.from(&name), time(number));
+            }
+            let options = TreeOptions { modify_window: 1, ..moving() };
+            trees.copy(&options, is_local);
+            for number in 0..COUNT {
+                // As a file system keeps it whose clock ticks so coarsely.
+                set_time(&trees.to(&format!("b/{number}")), time(number) / tick_ns * tick_ns);
+            }
+            if keeps_names {
+                trees.rename("b", "a");
+            } else {
+                (0..COUNT).for_each(|number| trees.rename(&format!("b/{number}"), &format!("b/x{}", COUNT - number)));
+            }
+            let (sent, report) = trees.copy(&options, is_local);
+            assert_eq!((sent.bytes, report.moved), (0, COUNT), "{tick_ns} ns, local {is_local}: {report:?}");
+        }
     }
 }
 

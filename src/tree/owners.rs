@@ -5,6 +5,8 @@
 
 use std::collections::HashMap;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
 use rd_proto::tree::{Extension, Extensions, Record};
 
@@ -55,6 +57,8 @@ pub(super) struct Owners {
     user: Option<u32>,
     group: Option<u32>,
     known: Mutex<(Numbers, Numbers)>,
+    /// Whether a name from the sender is not known here.
+    has_unknown: AtomicBool,
 }
 
 impl Owners {
@@ -89,29 +93,40 @@ impl Owners {
         if self.by_name {
             for extension in metadata.extensions.iter() {
                 let mut known = self.known.lock().expect("no panics under it");
-                match extension {
+                let is_known = match extension {
                     Extension::User(name) if metadata.uid != 0 => {
-                        own(&mut known.0, name, accounts::user_number, &mut metadata.uid);
+                        own(&mut known.0, name, accounts::user_number, &mut metadata.uid)
                     }
                     Extension::Group(name) if metadata.gid != 0 => {
-                        own(&mut known.1, name, accounts::group_number, &mut metadata.gid);
+                        own(&mut known.1, name, accounts::group_number, &mut metadata.gid)
                     }
-                    _ => {}
+                    _ => true,
+                };
+                if !is_known {
+                    self.has_unknown.store(true, Relaxed);
                 }
             }
         }
         metadata.uid = self.user.unwrap_or(metadata.uid);
         metadata.gid = self.group.unwrap_or(metadata.gid);
     }
+
+    /// Whether an entry was to have an owner or group whose name this host does not know. A copy made from here then
+    /// has another name, or none.
+    pub fn lacks_names(&self) -> bool {
+        self.has_unknown.load(Relaxed) && self.user.is_none() && self.group.is_none()
+    }
 }
 
-fn own(numbers: &mut Numbers, name: &[u8], look_up: fn(&[u8]) -> Option<u32>, number: &mut u32) {
+/// Replaces the number of an owner by that of its name here. Returns whether the name is known.
+fn own(numbers: &mut Numbers, name: &[u8], look_up: fn(&[u8]) -> Option<u32>, number: &mut u32) -> bool {
     let found = match numbers.get(name) {
         Some(found) => *found,
         None if numbers.len() >= NAMES_MAX => None,
         None => *numbers.entry(name.to_vec()).or_insert_with(|| look_up(name)),
     };
     *number = found.unwrap_or(*number);
+    found.is_some()
 }
 
 /// Returns the number of a name or number; `Some(None)` if the text is empty.
@@ -142,8 +157,14 @@ mod tests {
         let owners = Owners { by_name: true, ..Owners::default() };
         let daemon = accounts::user_number(b"daemon").expect("each system has one");
         assert_eq!(localized(&owners, 4711, b"daemon"), daemon);
-        assert_eq!(localized(&owners, 4711, b"nobody has this name"), 4711);
         assert_eq!(localized(&owners, 0, b"daemon"), 0, "root is root");
+        assert_eq!(localized(&owners, 0, b"nobody has this name"), 0);
+        assert!(!owners.lacks_names());
+        assert_eq!(localized(&owners, 4711, b"nobody has this name"), 4711);
+        assert!(owners.lacks_names());
+        let given = Owners { by_name: true, group: Some(7), ..Owners::default() };
+        assert_eq!(localized(&given, 4711, b"nobody has this name"), 4711);
+        assert!(!given.lacks_names(), "with --chown, owners are not compared");
         let numeric = TreeOptions { numeric_ids: true, ..TreeOptions::default() };
         assert_eq!(localized(&Owners::new(&numeric).expect("owners"), 4711, b"daemon"), 4711);
     }

@@ -11,6 +11,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use rustix::fs::{XattrFlags, lsetxattr};
 
 use super::sync_tests::{copy, copy_as_dst, scratch, sync};
+use crate::fs::close::tests::where_calls_fail;
 use crate::not_run::{not_run, partly_run};
 use crate::options::TreeOptions;
 
@@ -188,20 +189,20 @@ fn as_another_user() {
     }
 }
 
+/// Returns an access ACL: the owner, this user, the group, the mask and others.
+fn acl(mask: u16, others: u16) -> Vec<u8> {
+    let user = rustix::process::geteuid().as_raw();
+    let entries = [(1_u16, 7, u32::MAX), (2, 7, user), (4, 5, u32::MAX), (16, mask, u32::MAX), (32, others, u32::MAX)];
+    let entries = entries
+        .iter()
+        .flat_map(|(tag, may, id)| [&tag.to_le_bytes()[..], &may.to_le_bytes(), &id.to_le_bytes()].concat());
+    2_u32.to_le_bytes().into_iter().chain(entries).collect()
+}
+
 /// Rights that --chmod takes away are taken from the ACL as well, so that nothing differs after that.
 #[test]
 fn an_acl_that_chmod_changes_does_not_differ() {
     const NAME: &str = "system.posix_acl_access";
-    let user = rustix::process::geteuid().as_raw();
-    // The owner, a user, the group, the mask and others.
-    let acl = |mask: u16, others: u16| -> Vec<u8> {
-        let entries =
-            [(1_u16, 7, u32::MAX), (2, 7, user), (4, 5, u32::MAX), (16, mask, u32::MAX), (32, others, u32::MAX)];
-        let entries = entries
-            .iter()
-            .flat_map(|(tag, may, id)| [&tag.to_le_bytes()[..], &may.to_le_bytes(), &id.to_le_bytes()].concat());
-        2_u32.to_le_bytes().into_iter().chain(entries).collect()
-    };
     for is_local in [true, false] {
         let scratch = scratch();
         let from = scratch.path().join("from");
@@ -248,6 +249,46 @@ fn attributes_that_are_set_are_compared() {
             copy(&from, &to, &sync(), is_local);
             rustix::fs::lgetxattr(to.join("f"), name, &mut value).expect("there");
             assert_eq!(value[0], b'1', "{name}");
+        }
+    }
+}
+
+/// Otherwise each generation would be a full copy. Each thread finds out by one file what it cannot set.
+#[test]
+fn attributes_that_cannot_be_set_do_not_differ() {
+    const FILES: usize = 64;
+    let calls = [libc::SYS_setxattr, libc::SYS_fsetxattr];
+    for (name, value, error, is_roots) in [
+        ("user.test", b"1".to_vec(), libc::EOPNOTSUPP, false),
+        ("system.posix_acl_access", acl(7, 6), libc::EOPNOTSUPP, false),
+        ("security.test", b"1".to_vec(), libc::EPERM, true),
+    ] {
+        if is_roots && !is_root() {
+            partly_run("needs root, for security.test");
+            continue;
+        }
+        for is_local in [true, false] {
+            let what = format!("{name}, within a host {is_local}");
+            let scratch = scratch();
+            let [from, to, next] = ["from", "to", "next"].map(|name| scratch.path().join(name));
+            fs::create_dir(&from).expect("a directory");
+            let files: Vec<String> = (0..FILES).map(|number| format!("f{number}")).collect();
+            for file in &files {
+                fs::write(from.join(file), file).expect("a file");
+                if let Err(error) = lsetxattr(from.join(file), name, &value, XattrFlags::empty()) {
+                    return partly_run(format_args!("no such attribute, {name}: {error}"));
+                }
+            }
+            let mut options = sync();
+            options.generations.link_dest = vec![b"../to".to_vec().into()];
+            let reports = where_calls_fail(&calls, error, || {
+                let (_, first) = copy(&from, &to, &sync(), is_local);
+                [first, copy_as_dst(&from, &next, &options, is_local).1]
+            });
+            assert_eq!(reports.map(|report| report.failed), [0, 0], "{what}");
+            let inode = |top: &Path, file: &String| fs::metadata(top.join(file)).expect("there").ino();
+            let linked = files.iter().filter(|file| inode(&to, file) == inode(&next, file)).count();
+            assert!(linked > FILES / 2, "{what}: only {linked} of {FILES} are linked");
         }
     }
 }

@@ -376,6 +376,7 @@ impl TreeSink {
             bytes: shared.counts.bytes.load(Relaxed),
             written: shared.writes.written(),
             is_other: self.is_other,
+            has_less_metadata: shared.setter.has_less() || shared.setter.is_root() && shared.owners.lacks_names(),
             skipped: self.skipped,
             failed: failures.count,
             unsent: self.unsent,

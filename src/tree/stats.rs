@@ -159,6 +159,9 @@ pub struct TreeFigures {
     /// Whether the tree is complete but not the expected one.
     #[n(11)]
     pub is_other: bool,
+    /// Whether the receiving host does not keep all of the metadata that the source has sent.
+    #[n(12)]
+    pub has_less_metadata: bool,
 }
 
 impl TreeFigures {
@@ -192,6 +195,7 @@ impl TreeFigures {
             failed_there: self.failed_there.saturating_add(later.failed_there),
             stats: self.stats.plus(later.stats),
             is_other: self.is_other || later.is_other,
+            has_less_metadata: self.has_less_metadata || later.has_less_metadata,
         }
     }
 }

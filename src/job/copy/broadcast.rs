@@ -32,7 +32,7 @@ mod links;
 mod neighbours;
 
 use chain::{Action, Chain, Node, SOURCE, Tree, Why};
-use copying::Going;
+use copying::{Going, may_be_copied};
 use joining::Placing;
 use links::Links;
 
@@ -386,6 +386,10 @@ impl Copy<'_> {
             }
             Message::BroadcastEnded(report) => {
                 let fault = report.fault.clone();
+                // Before others may get their copies from it.
+                if node != SOURCE && !may_be_copied(&report.tree) {
+                    run.chain.keep_to_itself(node);
+                }
                 match &fault {
                     Some(fault) if node != SOURCE && fault.is_misled() => {
                         run.target_mut(node).note_forged();
@@ -397,9 +401,6 @@ impl Copy<'_> {
                     run.source_failure = fault.map(|fault| self.failure(host, &fault));
                     run.source_report = Some(*report);
                     return;
-                }
-                if report.tree.failed > 0 {
-                    run.chain.keep_to_itself(node);
                 }
                 let failure = fault.map(|fault| self.failure(host, &fault));
                 let is_failed = run.chain.tree(node) == Tree::Failed;

@@ -3,6 +3,7 @@
 //! Each entry is found and removed relative to the descriptor of its directory, and no link is followed. So names may
 //! be exchanged meanwhile, and nothing outside is touched. File systems mounted below are not entered.
 
+use std::cell::RefCell;
 use std::ffi::{CStr, OsStr};
 use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Read, Seek, Write};
@@ -12,7 +13,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use rd_proto::control::IoFact;
 use rd_proto::tree::DEPTH_MAX;
-use rustix::fs::{AtFlags, FileType, Mode, Stat, fchmod, fstat, openat, statat, unlinkat};
+use rustix::fs::{Access, AtFlags, FileType, Mode, Stat, fchmod, fstat, openat, statat, unlinkat};
 use rustix::io::Errno;
 
 use super::backup::Backup;
@@ -23,7 +24,7 @@ use super::{Counts, Shared, itemize, unfinished};
 use crate::fault::errno_of;
 use crate::fs::metadata::open_up;
 use crate::fs::{
-    DIRECTORY, Identity, PLACE, identity, is_directory, is_temporary_name, open_quietly, partial, plain_fact,
+    DIRECTORY, Identity, PLACE, identity, is_directory, is_temporary_name, may, open_quietly, partial, plain_fact,
     sync_directory, temporary_directory, unlinked_anywhere,
 };
 use crate::tree::entries::{Change, Effect, Entry, FileKind};
@@ -33,6 +34,12 @@ use crate::tree::{Fault, KEEPS_SPARED, NOT_PRUNED};
 /// Why a directory stays from which every known entry has gone.
 const IS_NOT_EMPTY: &str = "cannot delete it: another program uses or has just created something in it, or another \
                             user's copy has left a file; see ls -lAR, and run this again once that is gone";
+
+/// Reasons why an entry stays, after its path.
+const IS_EXCLUDED: &str = "is excluded; move that away, or use --delete-excluded";
+const LEADS_TO_BACKUPS: &str = "leads to --backup-dir; use another directory for backups";
+const IS_MOUNTED: &str = "is a mount point, or a subvolume; unmount or delete that";
+const IS_STOPPED: &str = "was not deleted, because the copy was stopped";
 
 /// The names of a directory that the walk has not reached.
 pub(super) struct Extraneous {
@@ -104,6 +111,17 @@ pub(super) struct Remover<'a> {
     /// Whether the entry itself makes room for another of the same name. Then no pattern excludes it, and the caller is
     /// not told of its removal.
     pub is_room: bool,
+    /// If set, nothing is removed. What would be removed is recorded here instead.
+    pub trial: Option<&'a RefCell<Trial>>,
+}
+
+/// What a [`Remover`] would do.
+#[derive(Default)]
+pub(super) struct Trial {
+    /// Number of entries that would be removed, if none would stay.
+    pub count: u64,
+    /// The first entry that would stay, and why: the rest of its path, after that of the entry that is to be removed.
+    pub first_kept: Option<(Vec<u8>, Fault)>,
 }
 
 /// A directory that is being removed.
@@ -138,8 +156,23 @@ impl Level {
 enum Met {
     /// Whether the entry is gone; otherwise it stays.
     Gone(bool),
+    /// The entry stays for this reason.
+    Kept(&'static str),
     /// The entry is a directory, whose contents come first.
     Directory(Box<Level>),
+}
+
+impl Trial {
+    fn note(&mut self, below: &[u8], met: &Result<Met, Fault>) {
+        let why = match met {
+            Ok(Met::Kept(why)) => Fault::Explained(Errno::NOTEMPTY, why),
+            Ok(_) => return,
+            Err(Fault::System(Errno::BUSY)) => Fault::Explained(Errno::BUSY, IS_MOUNTED),
+            Err(Fault::System(error)) => Fault::Explained(*error, "cannot be deleted"),
+            Err(fault) => fault.clone(),
+        };
+        self.first_kept.get_or_insert_with(|| (below.to_vec(), why));
+    }
 }
 
 impl Remover<'_> {
@@ -163,15 +196,19 @@ impl Remover<'_> {
     ///
     /// The first failure to remove an entry.
     pub fn remove(&self, at: BorrowedFd<'_>, name: &CStr, path: &[u8]) -> Result<bool, Fault> {
-        let (mut path, mut levels) = (path.to_vec(), Vec::<Level>::new());
+        let (start, mut path, mut levels) = (path.len(), path.to_vec(), Vec::<Level>::new());
         let mut met = self.meet(at, name, &path, 0);
         loop {
+            if let Some(trial) = self.trial {
+                trial.borrow_mut().note(&path[start..], &met);
+            }
             let gone = match met {
                 Ok(Met::Directory(level)) => {
                     levels.push(*level);
                     None
                 }
                 Ok(Met::Gone(is_gone)) => Some(Ok(is_gone)),
+                Ok(Met::Kept(_)) => Some(Ok(false)),
                 Err(fault) => Some(Err(fault)),
             };
             if let Some(gone) = gone {
@@ -205,9 +242,12 @@ impl Remover<'_> {
         };
         let is_directory = is_directory(&stat);
         let counts_as_any = shared.options.delete_excluded || self.is_room && depth == 0;
-        let is_excluded = !counts_as_any && shared.patterns.leave_out(path, is_directory);
-        if is_excluded || is_temporary_name(name.to_bytes()) || shared.is_stopped.load(Acquire) {
-            return Ok(Met::Gone(false));
+        if !counts_as_any && shared.patterns.leave_out(path, is_directory) {
+            return Ok(Met::Kept(IS_EXCLUDED));
+        }
+        let is_decided = self.trial.is_some_and(|trial| trial.borrow().first_kept.is_some());
+        if is_decided || is_temporary_name(name.to_bytes()) || shared.is_stopped.load(Acquire) {
+            return Ok(Met::Kept(IS_STOPPED));
         }
         if !is_directory {
             let kind = itemize::kind(FileType::from_raw_mode(stat.st_mode));
@@ -217,7 +257,7 @@ impl Remover<'_> {
         if let Some(backup) = &shared.backup
             && backup.is_in(&stat)?
         {
-            return Ok(Met::Gone(false));
+            return Ok(Met::Kept(LEADS_TO_BACKUPS));
         }
         if stat.st_dev != self.device {
             return Err(Errno::BUSY.into());
@@ -228,7 +268,15 @@ impl Remover<'_> {
         let directory = self.open(at, name, &stat)?;
         // An earlier copy may have made the directory unwritable. Its owner can empty it all the same.
         let _ = if shared.options.dry_run { Ok(false) } else { open_up(&directory, &stat) };
-        let extraneous = Extraneous::of(&directory).and_then(|mut all| Ok((all.has_leftovers, all.take()?)));
+        let extraneous = Extraneous::of(&directory).and_then(|mut all| {
+            let names = all.take()?;
+            // In a dry run, directories of this user have not been opened up.
+            let may_be_closed = shared.options.dry_run && stat.st_uid == rustix::process::geteuid().as_raw();
+            if self.trial.is_some() && !may_be_closed && names.current().is_some() {
+                may(&directory, ".", Access::WRITE_OK | Access::EXEC_OK)?;
+            }
+            Ok((all.has_leftovers, names))
+        });
         let (has_leftovers, names) = extraneous.inspect_err(|_| self.restore_mode(&directory, &stat))?;
         let (path_bytes, is_empty, outcome) = (path.len(), true, Ok(()));
         let level = Level { directory, stat, names, path_bytes, has_leftovers, is_empty, outcome };
@@ -240,6 +288,9 @@ impl Remover<'_> {
         let (shared, directory) = (self.shared, &level.directory);
         let remove = || {
             level.outcome?;
+            if self.trial.is_some() {
+                return self.unlink(at, name, path, AtFlags::REMOVEDIR);
+            }
             if level.is_empty && level.has_leftovers && !shared.options.dry_run {
                 let _ = unfinished::remove_stale(directory.as_fd());
                 unfinished::delete_leftovers(directory.as_fd());
@@ -297,8 +348,14 @@ impl Remover<'_> {
         true
     }
 
+    /// Removes an entry, or in a trial only counts it. Returns whether it is gone.
     fn unlink(&self, at: BorrowedFd<'_>, name: &CStr, path: &[u8], flags: AtFlags) -> Result<bool, Fault> {
         let (shared, Counts { deleted, spared, .. }) = (self.shared, &self.shared.counts);
+        if let Some(trial) = self.trial {
+            trial.borrow_mut().count += 1;
+            shared.progress.note_work(1);
+            return Ok(false);
+        }
         let most = shared.options.max_delete.unwrap_or(u64::MAX);
         if deleted.fetch_update(Relaxed, Relaxed, |deleted| (deleted < most).then_some(deleted + 1)).is_err() {
             spared.fetch_add(1, Relaxed);
@@ -439,7 +496,7 @@ fn delete_next(file: &mut BufReader<File>, top: &OpenDirectory) -> std::io::Resu
     let mut has_changed = false;
     while file.read_until(0, &mut name)? > 1 {
         if let (Ok((directory, stat)), Ok(found)) = (&opened, CStr::from_bytes_with_nul(&name)) {
-            let remover = Remover { shared, device: stat.st_dev, is_room: false };
+            let remover = Remover { shared, device: stat.st_dev, is_room: false, trial: None };
             let below = [&path[..], if path.is_empty() { b"" } else { b"/" }, found.to_bytes()].concat();
             has_changed |= remover.delete(directory.as_fd(), found, &top.top_path(), &below);
         }

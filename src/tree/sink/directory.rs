@@ -1,7 +1,7 @@
 //! Directories of a tree that is being written: entered by descriptor, finished when the last entry in them is
 //! finished.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CString;
 use std::iter::successors;
 use std::os::fd::{AsFd, OwnedFd};
@@ -25,12 +25,13 @@ use super::unfinished;
 use super::{Fault, SOURCE_IS_EMPTY, Shared, elsewhere, rehearse};
 use crate::fs::metadata::{Object, has_default_acl, open_up, permitted, permitted_directory};
 use crate::fs::partial::{self, publish_directory};
-use crate::fs::{DIRECTORY, PARTIAL, is_directory, is_temporary_name, name_beside, sync_directory};
+use crate::fs::{DIRECTORY, PARTIAL, is_directory, is_regular, is_temporary_name, name_beside, sync_directory};
 use crate::tree::entries::{Effect, FileKind};
 use crate::tree::metadata::{self, Applied, Current, OwnedMetadata, parts};
 
 mod closed;
 mod left;
+mod replaced;
 
 use closed::Opened;
 pub(super) use closed::close_again;
@@ -82,6 +83,8 @@ pub(super) struct OpenDirectory {
     pub alternates: Vec<Arc<OwnedFd>>,
     /// Files of the destination tree, if they may come under other names.
     pub moves: Option<Arc<Moves>>,
+    /// Directories here that are to make way for entries of another kind once these are whole, by name.
+    in_the_way: Mutex<BTreeSet<Vec<u8>>>,
     /// With `--delete`: entries of the directory that have not come.
     extraneous: Option<Mutex<Extraneous>>,
     /// Whether the directory gets no metadata except its former mode.
@@ -325,6 +328,7 @@ impl OpenDirectory {
             is_fresh: false,
             alternates: Vec::new(),
             moves: None,
+            in_the_way: Mutex::default(),
             extraneous: None,
             keeps_metadata: false,
             root: None,
@@ -344,14 +348,11 @@ impl OpenDirectory {
         self.stat(name).is_ok()
     }
 
-    /// Whether a file of this name is written in place. With `--sync`, an existing link or special file is replaced by
-    /// a new file, because it cannot be written to.
+    /// Whether a file of this name is written in place. With `--sync`, an existing link, special file or directory is
+    /// replaced by a new file, because it cannot be written to.
     pub fn is_in_place(&self, name: &[u8]) -> bool {
         let options = &self.shared.options;
-        let gives_way = |old: Stat| {
-            let kind = FileType::from_raw_mode(old.st_mode);
-            !matches!(kind, FileType::RegularFile | FileType::Directory) && !device::is_target(self, &old)
-        };
+        let gives_way = |old: Stat| !is_regular(&old) && !device::is_target(self, &old);
         options.in_place && !(options.sync && self.stat(name).is_ok_and(gives_way))
     }
 
@@ -371,35 +372,6 @@ impl OpenDirectory {
         self.is_incomplete.load(Ordering::Relaxed)
     }
 
-    /// Removes a directory where an entry of another kind is to be made: only an empty directory, or with `--delete`
-    /// any. Other entries are replaced later, when the new one is whole.
-    pub fn clear_way(&self, name: &[u8], old: &Stat) -> Result<(), Fault> {
-        if !is_directory(old) {
-            return Ok(());
-        }
-        if !self.shared.options.delete {
-            return match self.remove_empty(name) {
-                Err(error) => Err(Fault::Explained(error, "a directory is replaced only with --delete")),
-                Ok(()) => Ok(()),
-            };
-        }
-        let path = self.path_below_top(name);
-        let path = self.shared.below_destination(&path);
-        let remover = Remover { shared: &self.shared, device: old.st_dev, is_room: true };
-        let is_gone = remover.remove(self.fd.as_fd(), &CString::new(name).map_err(|_| Errno::INVAL)?, path)?;
-        if is_gone { Ok(()) } else { Err(Errno::NOTEMPTY.into()) }
-    }
-
-    /// Removes an empty directory, or in a dry run checks that it could be removed. A directory that is not empty
-    /// stays.
-    fn remove_empty(&self, name: &[u8]) -> Result<(), Errno> {
-        if !self.shared.options.dry_run {
-            return unlinkat(&self.fd, name, AtFlags::REMOVEDIR);
-        }
-        let is_empty = rehearse::is_empty(&self.fd, &CString::new(name).map_err(|_| Errno::INVAL)?)?;
-        if is_empty { Ok(()) } else { Err(Errno::NOTEMPTY) }
-    }
-
     /// Whether this is the destination itself.
     pub fn is_top(&self) -> bool {
         self.last.is_none()
@@ -416,7 +388,7 @@ impl OpenDirectory {
     }
 
     /// With `--backup-dir`, keeps the entry that another is about to replace.
-    pub fn back_up(&self, name: &[u8]) -> Result<(), Fault> {
+    pub fn keep_replaced(&self, name: &[u8]) -> Result<(), Fault> {
         match &self.shared.backup {
             // Nothing that is in the way in a new directory is worth keeping.
             Some(backup) if !self.is_new => {
@@ -473,7 +445,8 @@ impl OpenDirectory {
             return self.defer(&mut names).unwrap_or_else(unlisted);
         }
         let device = fstat(&self.fd).map_or(0, |stat| stat.st_dev);
-        let (remover, top) = (Remover { shared: &self.shared, device, is_room: false }, self.top_path());
+        let remover = Remover { shared: &self.shared, device, is_room: false, trial: None };
+        let top = self.top_path();
         while let Some((_, name)) = names.current() {
             remover.delete(self.fd.as_fd(), name, &top, &self.path_below_top(name.to_bytes()));
             if let Err(error) = names.advance() {

@@ -19,7 +19,7 @@ use rd_proto::tree::answer::BLOCK_BYTES_MIN;
 use rd_proto::tree::{Metadata, Record, Special};
 use rustix::fs::{
     Advice, AtFlags, FallocateFlags, FileType, Mode, OFlags, Stat, fadvise, fallocate, fdatasync, fstat, fstatfs,
-    ftruncate, ioctl_ficlone, makedev, mknodat, openat, symlinkat, unlinkat,
+    ftruncate, ioctl_ficlone, makedev, mknodat, openat, statat, symlinkat, unlinkat,
 };
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
@@ -147,8 +147,18 @@ fn read_back(file: &OwnedFd, data: &[u8], position: u64) -> Result<(), Errno> {
 }
 
 /// Whether a link with this target would lead to the entry that it replaces. Then only a link to itself would be left.
+/// If a directory makes way for the link, another link that leads there does not count: the directory may have swapped
+/// names with that one, which is then still to be replaced.
 fn is_led_to_itself(directory: &OpenDirectory, name: &[u8], target: &[u8]) -> bool {
-    directory.stat(name).is_ok_and(|old| leads_to(directory.fd.as_fd(), target, &old))
+    let names_link = || {
+        // With a slash behind its name, a link is followed.
+        let end = target.iter().rposition(|&byte| byte != b'/').map_or(target.len(), |last| last + 1);
+        let found = statat(&directory.fd, &target[..end], AtFlags::SYMLINK_NOFOLLOW);
+        found.is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::Symlink)
+    };
+    // In this order, because that link may be replaced meanwhile.
+    !(directory.is_replaced_directory(name) && names_link())
+        && directory.stat(name).is_ok_and(|old| leads_to(directory.fd.as_fd(), target, &old))
 }
 
 /// Makes a symbolic link or special file under a temporary name, and sets its metadata through a descriptor.
@@ -178,7 +188,8 @@ fn make_other(
         let mode = has_mode.then(|| metadata::mode(&shared.options, described, directory.permitted));
         let current = Current::new(&stat, has_mode && directory.gives_acl, false);
         let applied = shared.setter.apply(&shared.options, Object::Path(fd.as_fd()), described, mode, current);
-        directory.back_up(name)?;
+        directory.remove_replaced_directory(name)?;
+        directory.keep_replaced(name)?;
         publish(&directory.fd, &*beside, &fd, name)?;
         shared.made(&shared.counts.others);
         shared.note(applied, || directory.path(name));

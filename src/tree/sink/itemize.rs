@@ -10,7 +10,7 @@ use super::Shared;
 use super::directory::OpenDirectory;
 use super::judge::is_same_time;
 use crate::fs::is_directory;
-use crate::fs::metadata::{ACLS, Object};
+use crate::fs::metadata::{ACCESS_ACL, ACLS, Object};
 use crate::tree::entries::{Change, Effect, Entry, FileKind, differs};
 use crate::tree::metadata::{self, Reader, Rights};
 use crate::tree::stats::Stats;
@@ -45,25 +45,34 @@ pub(super) fn differing(
     let has_time = !keeps_time || is_same_time(options, stat, described);
     let owner = shared.setter.owner(options, described, (stat.st_uid, stat.st_gid));
     let rights = shared.setter.rights(options, described, owner, is_directory);
+    rights.note_less(described, mode);
+    // Where no ACL can be set, the group gets nothing of what the ACL would have given it.
+    let lacks_acl = options.xattrs
+        && rights.may_set(ACCESS_ACL)
+        && described.xattrs.iter().any(|(name, _)| name == ACCESS_ACL)
+        && shared.setter.is_impossible(stat.st_dev, ACCESS_ACL);
+    let permitted = if lacks_acl { 0o7707 } else { 0o7777 };
     let bits = bits([
         (differs::TIME, has_time),
         (differs::OWNER, stat.st_uid == owner.0),
         (differs::GROUP, stat.st_gid == owner.1),
-        (differs::MODE, mode.is_none_or(|mode| rights.mode(mode) == stat.st_mode & 0o7777)),
+        (differs::MODE, mode.is_none_or(|mode| rights.mode(mode) & permitted == stat.st_mode & 0o7777)),
     ]);
     if options.xattrs { bits | differing_xattrs(shared, entry, stat, described.xattrs, rights) } else { bits }
 }
 
-/// Compares extended attributes. Attributes that are neither set nor removed do not count.
+/// Compares extended attributes. Attributes that are neither set nor removed do not count, nor do those that this run
+/// could not set: they would differ for ever.
 fn differing_xattrs(shared: &Shared, entry: Object<'_>, stat: &Stat, described: Xattrs<'_>, rights: Rights<'_>) -> u16 {
     let mut reader = Reader::default();
     let Ok(there) = reader.read(&shared.options, entry, stat) else { return differs::XATTRS };
+    let is_impossible = |name: &[u8]| shared.setter.is_impossible(stat.st_dev, name);
     // The order does not matter, because each name occurs once.
     let are_same = |are_acls: bool| {
         let is_one = |name: &[u8]| ACLS.contains(&name) == are_acls;
         let mut wanted = described.iter().filter(|(name, _)| is_one(name) && rights.may_set(name));
         let mut extra = there.xattrs.iter().filter(|(name, _)| is_one(name) && rights.may_remove(name));
-        wanted.all(|attribute| there.xattrs.iter().any(|other| other == attribute))
+        wanted.all(|wanted| there.xattrs.iter().any(|other| other == wanted) || is_impossible(wanted.0))
             && extra.all(|(name, _)| described.iter().any(|(other, _)| other == name))
     };
     bits([(differs::ACL, are_same(true)), (differs::XATTRS, are_same(false))])

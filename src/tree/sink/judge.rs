@@ -12,7 +12,7 @@ use rd_proto::tree::blocks::block_bytes;
 use rd_proto::tree::{
     Answer, LISTED_DIRECTORIES_MAX, LISTED_MAX, Metadata, PATH_BYTES_MAX, Record, Special, Time, Verdict,
 };
-use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, fsync, makedev, openat, readlinkat_raw};
+use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, fsync, makedev, openat, readlinkat_raw, syncfs};
 use rustix::io::Errno;
 
 use super::basis::{Compared, open_regular};
@@ -211,7 +211,7 @@ fn verdict(
         return Ok(Verdict::Blocks);
     }
     if !is_regular {
-        directory.clear_way(name, &old)?;
+        directory.check_way(name, &old)?;
         return Ok(Verdict::Wanted);
     }
     let is_same = match directory.is_resumed {
@@ -426,11 +426,20 @@ fn describe(
     }
     let (entry, stat) = (Object::Path(fd.as_fd()), opened);
     let described = with_same_time(options, &stat, described);
+    let is_synced = options.syncs() && is_regular(&stat);
+    let open = || {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        openat(&directory.fd, name, flags, Mode::empty())
+    };
+    // The new mode may keep this user from reading the file, or else the old one does.
+    let before = if is_synced { open().ok() } else { None };
     let applied = shared.setter.apply(options, entry, &described, mode, Current::new(&stat, false, true));
     shared.note(applied, || directory.path(name));
-    if options.syncs() && is_regular(&stat) {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        fsync(openat(&directory.fd, name, flags, Mode::empty())?)?;
+    if is_synced {
+        match before.map_or_else(open, Ok) {
+            Err(Errno::ACCESS) => syncfs(&directory.fd)?,
+            file => fsync(file?)?,
+        }
     }
     Ok(())
 }
@@ -499,7 +508,7 @@ pub(super) fn is_there(directory: &OpenDirectory, name: &[u8], record: &Record<'
     {
         return Ok(true);
     }
-    directory.clear_way(name, &old)?;
+    directory.check_way(name, &old)?;
     Ok(false)
 }
 

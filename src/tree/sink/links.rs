@@ -118,8 +118,9 @@ pub(super) fn link(fd: BorrowedFd<'_>, directory: &OpenDirectory, name: &[u8]) -
         if !is_same_file(&fstat(fd)?, &fstat(&linked)?, kind) {
             return Err(Fault::Explained(Errno::STALE, REPLACED));
         }
-        // Only now, because the old file may have to leave its name for this, and the link might have failed.
-        directory.back_up(name)?;
+        // Only now, because the old entry may have to leave its name for this, and the link might have failed.
+        directory.remove_replaced_directory(name)?;
+        directory.keep_replaced(name)?;
         publish(&directory.fd, &*beside, &linked, name)
     };
     let done = name_it();
@@ -169,7 +170,7 @@ pub(super) fn link_again(
                 let removes = shared.options.remove_source_files;
                 return if removes { Err(Fault::Detail(IS_NEWER)) } else { Ok(true) };
             }
-            Ok(old) => directory.clear_way(name, &old)?,
+            Ok(old) => directory.check_way(name, &old)?,
             Err(_) => {}
         }
     }

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex};
 
 use nix::sys::resource::Resource;
 use rd_proto::tree::{DEPTH_MAX, Metadata};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, fsync, openat, statat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fchmod, fstat, fsync, openat, statat};
 use rustix::io::Errno;
 
 use super::Shared;
@@ -30,7 +30,7 @@ use super::directory::OpenDirectory;
 use super::elsewhere::{Elsewhere, copy_contents, open_below};
 use super::shared::restore_directory_times;
 use super::target::publish;
-use crate::fs::metadata::Object;
+use crate::fs::metadata::{Object, open_up};
 use crate::fs::source::change;
 use crate::fs::{DIRECTORY, PARTIAL, close, is_temporary_name, name_beside, partial, plain_fact, sync_directory};
 use crate::limits;
@@ -47,6 +47,9 @@ const DIRECTORY_BYTES: usize = size_of::<(u32, Box<[u8]>)>() + 16;
 /// Maximum number of files with the same size and time among which the best is chosen.
 const CANDIDATES_MAX: usize = 1024;
 
+/// With a window, maximum number of files with an earlier and with a later time among which the name is looked for.
+const NAMES_MAX: usize = 1 << 15;
+
 /// Part of the limit on open files that is available for held files: one in this many.
 const HELD_PART: usize = 4;
 
@@ -58,6 +61,8 @@ const MOVED: u8 = 2;
 /// The files of a tree.
 pub(super) struct Moves {
     root: Arc<OwnedFd>,
+    /// Path of the root with a slash at the end, for reports.
+    root_path: Vec<u8>,
     /// Directories, each with the number of its parent; the root comes first.
     directories: Vec<(u32, Box<[u8]>)>,
     /// Sorted by size, time, name and directory.
@@ -101,6 +106,9 @@ struct File {
     directory: u32,
     name: u32,
     name_bytes: u16,
+    /// Whether the file has the device number of its tree. If not, it is only copied: it is mounted there, or it is on
+    /// an overlayfs on which its inode number may change when it gets another name.
+    is_linkable: bool,
 }
 
 impl File {
@@ -129,6 +137,7 @@ impl Moves {
         let device = fstat(&top)?.st_dev;
         let mut moves = Self {
             root: Arc::new(openat(&root.fd, ".", DIRECTORY, Mode::empty())?),
+            root_path: root.path(b""),
             directories: vec![(0, Box::default())],
             files: Vec::new(),
             names: Vec::new(),
@@ -193,7 +202,9 @@ impl Moves {
                 let path = path.strip_prefix(b"/").unwrap_or(&path);
                 !shared.patterns.is_empty() && shared.patterns.leave_out(path, is_directory)
             };
-            if is_temporary_name(name.to_bytes()) || stat.st_dev != device || stays() {
+            // On overlayfs, a file may have another device number than the directory that it is in.
+            let is_mounted = is_directory && stat.st_dev != device;
+            if is_temporary_name(name.to_bytes()) || is_mounted || stays() {
                 return Ok(());
             }
             let is_file = kind == FileType::RegularFile && stat.st_size > 0;
@@ -216,6 +227,7 @@ impl Moves {
                     directory: number,
                     name: self.names.len() as u32,
                     name_bytes: name.count_bytes() as u16,
+                    is_linkable: stat.st_dev == device,
                 });
                 self.names.extend(name.to_bytes());
             }
@@ -257,8 +269,26 @@ impl Moves {
         if first < last { (first..last, true) } else { (start..end, false) }
     }
 
+    /// Returns files that may be the one with this key and name: those with the key or, if there are none, those whose
+    /// times differ from it by at most `window` seconds; and of these only those with the name, if there are any.
+    fn candidates(&self, key: (u64, i64, u32), name: &[u8], window: i64) -> Vec<usize> {
+        let (exact, _) = self.of_name(key, name);
+        if !exact.is_empty() || window == 0 {
+            return exact.take(CANDIDATES_MAX).collect();
+        }
+        let (size, seconds, _) = key;
+        let (earliest, latest) = (seconds.saturating_sub(window), seconds.saturating_add(window));
+        let start = self.files.partition_point(|file| file.key() < (size, earliest, 0));
+        let end = self.files.partition_point(|file| file.key() <= (size, latest, u32::MAX));
+        // The empty range stands where the key would.
+        let nearest = |count: usize| start.max(exact.start.saturating_sub(count))..end.min(exact.start + count);
+        let has_name = |at: &usize| self.name(&self.files[*at]) == name;
+        let named: Vec<usize> = nearest(NAMES_MAX).filter(has_name).take(CANDIDATES_MAX).collect();
+        if named.is_empty() { nearest(CANDIDATES_MAX / 2).collect() } else { named }
+    }
+
     /// Finds the file that most likely is the file to come: of the same size and time, and among several, of the same
-    /// name and from the directory from which others came.
+    /// name, from the directory from which others came, and, if times are compared with a window, of the nearest time.
     pub fn find(
         self: &Arc<Self>,
         directory: &OpenDirectory,
@@ -266,19 +296,24 @@ impl Moves {
         described: &Metadata<'_>,
         size: u64,
     ) -> Option<Elsewhere> {
-        let (range, _) = self.of_name((size, described.modified.seconds, described.modified.nanoseconds), name);
+        let modified = described.modified;
+        let window = i64::from(directory.shared.options.modify_window);
+        let candidates = self.candidates((size, modified.seconds, modified.nanoseconds), name, window);
+        let time = |seconds: i64, nanoseconds: u32| i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds);
+        let wanted = time(modified.seconds, modified.nanoseconds);
         let above = directory.path(b"");
         let mut hasher = DefaultHasher::new();
         above.hash(&mut hasher);
         let own = hasher.finish();
         let own_name = above.strip_suffix(b"/").and_then(|path| path.rsplit(|&byte| byte == b'/').next());
         let mut claims = self.claims.lock().expect("no panics under it");
-        let at = range.take(CANDIDATES_MAX).max_by_key(|&at| {
-            let number = self.files[at].directory;
+        let at = candidates.into_iter().max_by_key(|&at| {
+            let File { directory: number, seconds, nanoseconds, .. } = self.files[at];
             let claim = claims.get(&number);
             let is_same_directory = Some(&self.directories[number as usize].1[..]) == own_name;
             let is_free = self.states[at].load(Relaxed) == FREE;
-            (claim == Some(&own), is_free, is_same_directory, claim.is_none(), Reverse(at))
+            let off = Reverse(time(seconds, nanoseconds).abs_diff(wanted));
+            (claim == Some(&own), is_free, is_same_directory, claim.is_none(), off, Reverse(at))
         })?;
         claims.entry(self.files[at].directory).or_insert(own);
         drop(claims);
@@ -311,7 +346,7 @@ impl Moves {
     /// Marks a file as moved before it is linked to another name; only one of its names will stay. Returns whether it
     /// may be linked.
     pub fn begin(&self, at: usize) -> bool {
-        self.states[at].compare_exchange(FREE, MOVED, Relaxed, Relaxed).is_ok()
+        self.files[at].is_linkable && self.states[at].compare_exchange(FREE, MOVED, Relaxed, Relaxed).is_ok()
     }
 
     /// Records that the file was not linked after all.
@@ -321,35 +356,60 @@ impl Moves {
 
     /// Gives a file of its own to each old name that has stayed, although it was to be deleted.
     pub fn separate(&self, shared: &Shared) {
+        // A dry run has linked nothing.
+        if shared.options.dry_run {
+            return;
+        }
         let is_gone = |fault: &Fault| matches!(fault.errno(), Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP));
         for (at, file) in self.files.iter().enumerate() {
             if self.states[at].load(Relaxed) == MOVED
                 && let Err(fault) = self.separate_one(shared, file)
                 && !is_gone(&fault)
             {
-                shared.report(&self.path_of(file), fault);
+                shared.report(&[&self.root_path[..], &self.path_of(file)].concat(), fault);
             }
         }
     }
 
     fn separate_one(&self, shared: &Shared, file: &File) -> Result<(), Fault> {
-        let (directory, name) = open_below(&self.root, &self.path_of(file), OFlags::RDONLY)?;
-        let Some((old, stat)) = open_regular(directory.as_fd(), &name) else { return Ok(()) };
-        if stat.st_ino != file.inode || stat.st_nlink < 2 {
-            return Ok(());
+        let (place, name) = open_below(&self.root, &self.path_of(file), OFlags::PATH)?;
+        let is_it = |stat: &Stat| stat.st_ino == file.inode && stat.st_nlink > 1;
+        match statat(&place, &*name, AtFlags::SYMLINK_NOFOLLOW) {
+            // The directory has its final mode, which may deny access to its owner.
+            Err(Errno::ACCESS) => {}
+            Ok(stat) if is_it(&stat) => {}
+            Ok(_) => return Ok(()),
+            Err(error) => return Err(error.into()),
         }
-        let before = fstat(&directory)?;
-        let beside = name_beside(&name, PARTIAL);
-        let (copy, _) = partial::open(&directory, &beside, false).map_err(|blocked| blocked.error)?;
-        duplicate(shared, &old, &stat, &copy)
-            .and_then(|()| match partial::is_named(&directory, &*name, &old) {
-                true => publish(&directory, &*beside, &copy, &*name),
-                false => Err(Errno::NOENT.into()),
-            })
-            .inspect_err(|_| partial::remove_named(&directory, &*beside, &copy))?;
-        restore_directory_times(&directory, &before)?;
-        if shared.options.syncs() {
-            sync_directory(&directory)?;
+        let before = fstat(&place)?;
+        let (directory, was_shut) = match openat(&place, ".", DIRECTORY, Mode::empty()) {
+            Err(Errno::ACCESS) => (partial::open_own_closed(&place)?.0, true),
+            opened => (opened?, false),
+        };
+        let was_closed = open_up(&directory, &before) == Ok(true) || was_shut;
+        let separate = || -> Result<bool, Fault> {
+            let opened = open_regular(directory.as_fd(), &name).filter(|(_, stat)| is_it(stat));
+            let Some((old, stat)) = opened else { return Ok(false) };
+            let beside = name_beside(&name, PARTIAL);
+            let (copy, _) = partial::open(&directory, &beside, false).map_err(|blocked| blocked.error)?;
+            duplicate(shared, &old, &stat, &copy)
+                .and_then(|()| match partial::is_named(&directory, &*name, &old) {
+                    true => publish(&directory, &*beside, &copy, &*name),
+                    false => Err(Errno::NOENT.into()),
+                })
+                .inspect_err(|_| partial::remove_named(&directory, &*beside, &copy))?;
+            Ok(true)
+        };
+        let separated = separate();
+        let mode = Mode::from_raw_mode(before.st_mode & 0o7777);
+        let restored = if was_closed { fchmod(&directory, mode) } else { Ok(()) };
+        let has_changed = separated?;
+        restored?;
+        if has_changed {
+            restore_directory_times(&directory, &before)?;
+            if shared.options.syncs() {
+                sync_directory(&directory)?;
+            }
         }
         Ok(())
     }
@@ -416,12 +476,16 @@ const IS_CUT: &str = "has too many files and directories for --find-moves; some 
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::MetadataExt;
+    use std::io::ErrorKind;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::os::unix::process::CommandExt;
     use std::path::Path;
+    use std::process::Command;
 
     use super::super::TreeSink;
     use super::*;
     use crate::fs::close::tests::where_calls_fail;
+    use crate::not_run::not_run;
 
     fn sink(top: &Path) -> TreeSink {
         let options = TreeOptions { sync: true, times: false, ..TreeOptions::default() };
@@ -466,5 +530,65 @@ mod tests {
         let inode = |path| fs::metadata(path).expect("there").ino();
         assert_ne!(inode(&old), inode(&new));
         assert_eq!(fs::read(&old).expect("there"), b"contents");
+    }
+
+    /// An overlayfs gives its directories a device number of its own, and a file perhaps that of its layer.
+    #[test]
+    fn a_file_with_another_device_number_is_found_but_not_linked() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        fs::write(scratch.path().join("file"), "contents").expect("a file");
+        fs::create_dir(scratch.path().join("mounted")).expect("a directory");
+        let sink = sink(scratch.path());
+        let mut moves = found(&sink, INDEX_BYTES_MAX);
+        assert!(moves.begin(0));
+        moves.give_up(0);
+        moves.files.clear();
+        let (top, mut room) = (Arc::clone(&moves.root), INDEX_BYTES_MAX);
+        let other = fstat(&top).expect("open").st_dev + 1;
+        assert!(moves.scan(&sink.shared, &top, 0, other, &mut room).is_empty(), "nothing is entered");
+        assert_eq!(moves.files.iter().map(|file| moves.name(file)).collect::<Vec<_>>(), [b"file"]);
+        assert!(!moves.begin(0));
+    }
+
+    /// Root needs no permission bits.
+    #[test]
+    fn a_closed_directory_is_opened_up_to_separate_names() {
+        if rustix::process::geteuid().is_root() {
+            let output = Command::new(std::env::current_exe().expect("a name"))
+                .args(["--exact", "tree::sink::moves::tests::a_closed_directory_is_opened_up_to_separate_names"])
+                .env_remove("RD_NOT_RUN")
+                .current_dir("/")
+                .uid(65534)
+                .gid(65534)
+                .output();
+            return match output {
+                Ok(output) => {
+                    let text = String::from_utf8_lossy(&output.stdout);
+                    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+                }
+                Err(error) if error.kind() == ErrorKind::PermissionDenied => not_run(error),
+                Err(error) => panic!("{error}"),
+            };
+        }
+        for mode in [0o555, 0o311, 0] {
+            let scratch = tempfile::tempdir_in("/dev/shm").expect("a directory");
+            let [above, new] = ["above", "new"].map(|name| scratch.path().join(name));
+            let old = above.join("old");
+            fs::create_dir(&above).expect("a directory");
+            fs::write(&old, "contents").expect("a file");
+            fs::hard_link(&old, &new).expect("a link");
+            let sink = sink(scratch.path());
+            let moves = found(&sink, INDEX_BYTES_MAX);
+            let at = moves.files.iter().position(|file| moves.name(file) == b"old").expect("found");
+            assert!(moves.begin(at));
+            let set_mode = |mode| fs::set_permissions(&above, fs::Permissions::from_mode(mode)).expect("ours");
+            set_mode(mode);
+            moves.separate(&sink.shared);
+            assert_eq!(sink.shared.failures().count, 0, "{mode:o}");
+            assert_eq!(fs::metadata(&above).expect("there").mode() & 0o7777, mode);
+            set_mode(0o755);
+            let inode = |path| fs::metadata(path).expect("there").ino();
+            assert_ne!(inode(&old), inode(&new), "{mode:o}");
+        }
     }
 }

@@ -22,6 +22,9 @@ pub struct Report {
     pub written: Written,
     /// Whether the tree is not the expected one.
     pub is_other: bool,
+    /// Whether this host does not keep all of the metadata that the source has sent, so that a copy of the tree would
+    /// not be what the source has sent.
+    pub has_less_metadata: bool,
     /// Number of entries not tried, because their directory had failed or they were not asked for.
     pub skipped: u64,
     /// Number of entries that, according to the sender, were not sent or not intact.
@@ -56,9 +59,9 @@ impl Report {
     /// What the receiver of a tree knows.
     pub fn figures(&self) -> TreeFigures {
         let &Self { directories, bytes, same, deleted, moved, failed, unsent, stats, .. } = self;
-        let &Self { is_synced, is_read_back, is_other, .. } = self;
+        let &Self { is_synced, is_read_back, is_other, has_less_metadata, .. } = self;
         let amount = Amount { entries: self.files + directories + self.others + same, directories, bytes };
-        let flags = TreeFigures { is_synced, is_read_back, is_other, ..TreeFigures::default() };
+        let flags = TreeFigures { is_synced, is_read_back, is_other, has_less_metadata, ..TreeFigures::default() };
         TreeFigures { amount, same, deleted, moved, failed, failed_there: unsent, stats, ..flags }
     }
 }

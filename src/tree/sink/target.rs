@@ -181,6 +181,10 @@ impl Partial {
             shared.made(&shared.counts.files);
             return Ok(());
         }
+        if matches!(self.way, Way::Named(_)) {
+            // This may take long. A file with its final owner and mode could not be resumed if it were interrupted.
+            directory.remove_replaced_directory(name)?;
+        }
         let own = |stat: &Stat| (stat.st_uid, stat.st_gid);
         let mut old_mode = 0o600;
         let mut owner = match (&self.way, directory.new_owner.get()) {
@@ -219,7 +223,7 @@ impl Partial {
         match &self.way {
             Way::Nameless => link(self.file.as_fd(), directory, name)?,
             Way::Named(beside) => {
-                directory.back_up(name)?;
+                directory.keep_replaced(name)?;
                 publish(&directory.fd, &**beside, &self.file, name)?;
                 directory.clear_mark(name);
             }

@@ -1,7 +1,11 @@
 //! `--backup-dir` and `--delete-after`: what is kept, and when entries are deleted.
 
+use rd_proto::tree::Time;
+use rustix::fs::OFlags;
+
 use super::super::Only;
 use super::*;
+use crate::fs::close::tests::fail_where;
 use crate::fs::{PARTIAL, name_beside};
 use crate::tree::walk::hook;
 
@@ -105,6 +109,134 @@ fn what_is_kept_is_synced() {
         assert_eq!(report.failed, 0, "{:?}", report.failures);
         assert_eq!(texts(&scratch.path().join("bak")), owned(&[("d/gone", "g"), ("gone/deep/f", "f")]));
         assert!(!to.join("d/gone").exists() && !to.join("gone").exists());
+    }
+}
+
+/// The mode of a file may keep this user from opening it, before or after it is set. As root may open any file, opening
+/// fails in another way here.
+#[test]
+fn a_mode_that_is_set_is_synced_whether_or_not_the_file_can_be_opened() {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let options = TreeOptions { fsync: true, owner: false, ..sync() };
+    for can_be_opened in [false, true] {
+        let scratch = scratch();
+        let file = scratch.path().join("f");
+        fs::write(&file, "1").expect("a file");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).expect("ours");
+        let stat = fs::metadata(&file).expect("it");
+        let modified = Time { seconds: stat.mtime(), nanoseconds: stat.mtime_nsec() as u32 };
+        let metadata = Metadata { mode: 0o200, modified, ..Metadata::ZERO };
+        let records = [Record::Listed { name: b"f", metadata, size: 1 }, Record::End { failures: 0 }];
+        let run = || {
+            if !can_be_opened {
+                fail_where(libc::SYS_openat, (2, u64::from(flags.bits())), libc::EACCES);
+            }
+            taken(&options, scratch.path(), &records)
+        };
+        let report = match can_be_opened {
+            true => where_calls_fail(&[libc::SYS_syncfs], libc::EPERM, run),
+            false => std::thread::scope(|scope| scope.spawn(run).join().expect("its end")),
+        };
+        let report = report.expect("a tree");
+        assert_eq!(report.failed, 0, "{can_be_opened}: {:?}", report.failures);
+        assert_eq!(fs::metadata(&file).expect("it").mode() & 0o7777, 0o200, "{can_be_opened}");
+    }
+}
+
+/// The sender may turn out to be unable to read what is to replace a directory.
+#[test]
+fn a_directory_stays_until_its_successor_is_whole() {
+    let metadata = Metadata { mode: 0o644, ..Metadata::ZERO };
+    let root = Record::Directory { name: b"root", metadata: Metadata { mode: 0o755, ..metadata } };
+    let listed = Record::Listed { name: b"x", metadata, size: 1 };
+    let (file, wanted) = (|name| Record::File { name, metadata, data: b"1" }, Record::Wanted { number: 0 });
+    let link = |target| Record::Symlink { name: b"x", metadata, target };
+    let further = Record::HardLink { name: b"x", first: b"root/a" };
+    for (entries, failures, is_replaced) in [
+        (&[listed, Record::Gone { number: 0 }][..], 1, false),
+        // A link to itself fails here.
+        (&[link(b"../root/x")][..], 0, false),
+        (&[listed, wanted, file(b"x")][..], 0, true),
+        (&[link(b"a")][..], 0, true),
+        (&[file(b"a"), further][..], 0, true),
+    ] {
+        let records = [&[root][..], entries, &[Record::Leave, Record::End { failures }]].concat();
+        let at_once = TreeOptions { delete: true, ..sync() };
+        for options in [TreeOptions { in_place: true, ..at_once.clone() }, at_once, deleting_after()] {
+            let scratch = scratch();
+            plant(scratch.path(), &[("root/x/d/f", "old")]);
+            let report = taken(&options, scratch.path(), &records).expect("a tree");
+            let x = scratch.path().join("root/x");
+            assert_eq!(x.join("d/f").exists(), !is_replaced, "{entries:?}: {report:?}");
+            assert_eq!(fs::symlink_metadata(&x).expect("it").is_dir(), !is_replaced, "{entries:?}: {report:?}");
+            assert_eq!(report.deleted, if is_replaced { 3 } else { 0 }, "{entries:?}: {report:?}");
+        }
+    }
+}
+
+#[test]
+fn a_directory_of_which_some_would_stay_is_not_emptied() {
+    for (is_local, dry_run) in [(true, false), (false, false), (true, true), (false, true)] {
+        let scratch = scratch();
+        let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
+        let all = [("x/a", "1"), ("x/d/kept.o", "2"), ("x/z", "3")];
+        plant(&from, &[("x", "new")]);
+        plant(&to, &all);
+        let set_mode = |mode| fs::set_permissions(to.join("x/d"), fs::Permissions::from_mode(mode)).expect("ours");
+        let rules = Rules(vec![Rule { pattern: b"*.o".to_vec().into(), is_include: false }]);
+        let options = TreeOptions { delete: true, dry_run, rules, ..sync() };
+        let whole = TreeOptions { delete_excluded: true, ..options.clone() };
+        let few = TreeOptions { max_delete: Some(4), ..whole.clone() };
+        for (options, why) in [(options, "x/d/kept.o is excluded"), (few, "--max-delete still allows")] {
+            // Its owner opens it up to look into it, except in a dry run.
+            let mode = if dry_run { 0o755 } else { 0 };
+            set_mode(mode);
+            let (_, report) = copy(&from, &to, &options, is_local);
+            assert!(report.failed > 0 && report.deleted == 0, "{report:?}");
+            let Some(fact) = report.failures.first() else { panic!("{report:?}") };
+            assert!(String::from_utf8_lossy(&fact.detail).contains(why), "{fact:?}");
+            assert_eq!(fs::metadata(to.join("x/d")).expect("there").mode() & 0o7777, mode);
+            set_mode(0o755);
+            assert_eq!(texts(&to), owned(&all));
+        }
+        let (_, report) = copy(&from, &to, &whole, is_local);
+        assert_eq!((report.failed, report.deleted), (0, 5), "{report:?}");
+        assert_eq!(texts(&to) == owned(&[("x", "new")]), !dry_run);
+    }
+}
+
+/// Otherwise the whole file would be sent first, and again by each run. As root may write anywhere, the answer of the
+/// system is replaced here.
+#[test]
+fn a_directory_that_cannot_be_emptied_is_named_before_anything_is_sent() {
+    for is_local in [true, false] {
+        let scratch = scratch();
+        let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
+        plant(&from, &[("x", "new")]);
+        plant(&to, &[("x/d/f", "old")]);
+        let options = TreeOptions { delete: true, ..sync() };
+        let run = || copy(&from, &to, &options, is_local);
+        let (sent, report) = where_calls_fail(&[libc::SYS_faccessat2], libc::EACCES, run);
+        assert_eq!((sent.bytes, report.deleted), (0, 0), "{report:?}");
+        let Some(fact) = report.failures.first() else { panic!("{report:?}") };
+        assert!(String::from_utf8_lossy(&fact.detail).ends_with("x cannot be deleted"), "{fact:?}");
+        assert_eq!(fact.errno, libc::EACCES);
+        assert_eq!(texts(&to), owned(&[("x/d/f", "old")]));
+    }
+}
+
+#[test]
+fn a_link_and_a_directory_swap_their_names() {
+    for (is_local, dry_run) in [(true, true), (false, true), (true, false), (false, false)] {
+        let scratch = scratch();
+        let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
+        plant(&from, &[("latest/f", "new")]);
+        symlink("latest", from.join("data")).expect("a link");
+        plant(&to, &[("data/f", "old")]);
+        symlink("data", to.join("latest")).expect("a link");
+        let (_, report) = copy(&from, &to, &TreeOptions { delete: true, dry_run, ..sync() }, is_local);
+        assert_eq!(report.failed, 0, "{:?}", report.failures);
+        assert_eq!(texts(&to) == texts(&from), !dry_run);
     }
 }
 

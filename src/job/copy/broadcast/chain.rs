@@ -309,7 +309,7 @@ impl Chain {
         Self { members, order, stall: Duration::MAX, serves_max: COPIES_AT_ONCE, expected, ..Self::default() }
     }
 
-    /// Records that a node's tree has more than what the source has, so that it must not be given to others.
+    /// Records that a node's tree has more or less than what the source has, so that it must not be given to others.
     pub(super) fn keep_to_itself(&mut self, node: Node) {
         self.members[node].may_serve = false;
     }

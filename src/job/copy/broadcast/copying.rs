@@ -15,6 +15,7 @@ use crate::options::Session;
 use crate::tree::Root;
 use crate::tree::progress::Amount;
 use crate::tree::proof::Expected;
+use crate::tree::stats::TreeFigures;
 
 /// How long the ends of a copy that was stopped may take to end. An end whose disk hangs never does.
 const STOPPED_MAX: Duration = Duration::from_secs(30);
@@ -197,12 +198,10 @@ impl Copy<'_> {
             self.say(&format!("{taker} could not verify the data from {giver}; it gets its copy from the source"));
             run.target_mut(to).note_forged();
         }
-        if let Some(report) = &received
-            && (report.tree.is_other || report.tree.failed > 0)
-        {
+        if let Some(report) = received.as_ref().filter(|report| !may_be_copied(&report.tree)) {
             run.chain.keep_to_itself(to);
             // What failed on the host cannot have been compared.
-            if report.tree.failed == 0 {
+            if report.tree.is_other && report.tree.failed == 0 {
                 self.say(&format!(
                     "{taker}: the data on {giver} changed after the others received it; {taker} has the new version"
                 ));
@@ -253,6 +252,12 @@ impl Target {
     pub(super) fn note_forged(&mut self) {
         self.may_hold_forged |= self.placed.as_ref().is_some_and(|placed| placed.is_there);
     }
+}
+
+/// Whether others may copy a tree from the host that has reported this about it. They compare what they receive with
+/// what the source has sent, so a tree without some of its metadata would look as if the host had altered it.
+pub(super) fn may_be_copied(tree: &TreeFigures) -> bool {
+    !tree.is_other && tree.failed == 0 && !tree.has_less_metadata
 }
 
 /// Returns how a copy has ended, by the reports of its two ends. Only what the receiver has found out itself is its
@@ -329,6 +334,19 @@ mod tests {
             (None, report(Some(Fault::misled("other data"))), CopyEnd::Forged),
         ] {
             assert_eq!(copy_end(sent.as_ref(), received.as_ref()), end, "{sent:?} {received:?}");
+        }
+    }
+
+    #[test]
+    fn others_copy_only_a_tree_that_is_all_that_the_source_has() {
+        let whole = TreeFigures::default();
+        assert!(may_be_copied(&whole));
+        for tree in [
+            TreeFigures { failed: 1, ..whole },
+            TreeFigures { is_other: true, ..whole },
+            TreeFigures { has_less_metadata: true, ..whole },
+        ] {
+            assert!(!may_be_copied(&tree), "{tree:?}");
         }
     }
 

@@ -1,5 +1,7 @@
 //! Rights that an entry gives to other users.
 
+use rd_proto::tree::{Extension, Extensions};
+
 use super::*;
 use crate::not_run::partly_run;
 
@@ -26,6 +28,35 @@ fn a_sender_who_names_us_as_the_owner_cannot_lend_our_rights() {
             assert_eq!(mode, if is_root() { 0o6755 } else { 0o755 | lent }, "{path}");
         }
     }
+}
+
+/// Others who copy the tree from here compare it with what the source has sent.
+#[test]
+fn metadata_that_this_host_does_not_keep_is_reported() {
+    let is_reported = |metadata: Metadata<'_>, options: TreeOptions| {
+        let scratch = Scratch::new();
+        let run = || scratch.run(options, &[Record::File { name: b"f", metadata, data: b"" }, END]).expect("whole");
+        // As for root of a container.
+        where_calls_fail(&[libc::SYS_fsetxattr], libc::EPERM, run).figures().has_less_metadata
+    };
+    let (all, without_owner) = (TreeOptions::default, || TreeOptions { owner: false, ..TreeOptions::default() });
+    assert!(!is_reported(META, all()));
+    let set_id = Metadata { mode: 0o4755, ..META };
+    assert!(is_reported(set_id, without_owner()));
+    assert!(!is_reported(set_id, TreeOptions { mode: false, ..without_owner() }), "modes are not kept anyway");
+    // No source sends the first one, and no proof is expected to hold the second one if the process is not root.
+    for (name, expected) in [(&b"system.nfs4_acl"[..], false), (&b"security.test"[..], is_root())] {
+        let mut xattrs = Vec::new();
+        assert!(Xattrs::push(&mut xattrs, name, b"1"));
+        let metadata = Metadata { xattrs: Xattrs::new(&xattrs), ..META };
+        assert_eq!(is_reported(metadata, all()), expected, "{}", name.escape_ascii());
+        assert!(!is_reported(metadata, TreeOptions { xattrs: false, ..all() }), "no attributes are kept anyway");
+    }
+    let mut extensions = Vec::new();
+    assert!(Extensions::push(&mut extensions, Extension::User(b"nobody has this name"), false));
+    let metadata = Metadata { uid: 4711, extensions: Extensions::new(&extensions), ..META };
+    assert_eq!(is_reported(metadata, all()), is_root());
+    assert!(!is_reported(metadata, without_owner()));
 }
 
 /// Without modes, the next copy leaves a directory as it is, also if this one does not come to its end.

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "signals are looked at and set")]
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,14 +23,19 @@ const REQUEST_APART: Duration = Duration::from_millis(500);
 /// reader at most half as long.
 const LAST_MAX: Duration = Duration::from_secs(1);
 
-/// Whether a signal has asked this process to end. The signal handler itself sets this, because possibly no
-/// thread passes signals on.
-static IS_ASKED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
+/// The last signal that has asked this process to end; 0 if none has. The signal handler itself sets this, because
+/// possibly no thread passes signals on.
+static ASKED: LazyLock<Arc<AtomicUsize>> = LazyLock::new(Arc::default);
 
 /// Returns how long ago this function first found that a signal had asked the process to end; `None` if none has.
 pub(crate) fn since_end() -> Option<Duration> {
     static SEEN: OnceLock<Instant> = OnceLock::new();
-    IS_ASKED.load(Ordering::Relaxed).then(|| SEEN.get_or_init(Instant::now).elapsed())
+    (ASKED.load(Ordering::Relaxed) > 0).then(|| SEEN.get_or_init(Instant::now).elapsed())
+}
+
+/// Returns the last signal that has asked the process to end, if any has.
+pub(crate) fn last_asked() -> Option<u8> {
+    u8::try_from(ASKED.load(Ordering::Relaxed)).ok().filter(|&number| number > 0)
 }
 
 /// Function that handles a signal. Returns false once nothing waits for signals.
@@ -111,7 +116,7 @@ fn listen(is_launched: bool) -> std::io::Result<()> {
         handled.push(SIGINT);
     }
     for &signal in handled.iter().filter(|signal| ![SIGTSTP, SIGXFSZ].contains(signal)) {
-        signal_hook::flag::register(signal, Arc::clone(&IS_ASKED))?;
+        signal_hook::flag::register_usize(signal, Arc::clone(&ASKED), signal as usize)?;
     }
     let mut signals = Signals::new(handled)?;
     ENDS_FIRST.store(false, Ordering::Relaxed);

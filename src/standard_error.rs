@@ -1,6 +1,6 @@
-//! Writes to standard error, which may be a pipe that is not being read, or a terminal stopped by ^S. A write
-//! waits for these, but not once a signal asks this process to end, because the waiting thread is the one that
-//! would react to the signal.
+//! Writes to standard error, or to where events go, which may be a pipe that is not being read, or a terminal stopped by
+//! ^S. A write waits for these, but not once a signal asks this process to end, because the waiting thread is the one
+//! that would react to the signal.
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, TryLockError};
@@ -29,7 +29,6 @@ pub(crate) fn write(bytes: &[u8]) {
     if bytes.is_empty() {
         return;
     }
-    let is_over = || signals::since_end().is_some_and(|since| since >= LAST_MAX);
     let _locked = loop {
         match WRITING.try_lock() {
             Err(TryLockError::WouldBlock) if is_over() => return,
@@ -37,18 +36,28 @@ pub(crate) fn write(bytes: &[u8]) {
             locked => break locked,
         }
     };
-    write_unless(rustix::stdio::stderr(), bytes, is_over);
+    // If standard error is closed, there is no reader.
+    let _ = write_unless(rustix::stdio::stderr(), bytes, is_over);
 }
 
-/// Writes until all bytes are written, nothing can read them any more, or `is_over` while they cannot be written.
-fn write_unless(target: BorrowedFd<'_>, mut bytes: &[u8], is_over: impl Fn() -> bool) {
+/// Whether a signal asked this process to end so long ago that no reader is waited for any more.
+pub(crate) fn is_over() -> bool {
+    signals::since_end().is_some_and(|since| since >= LAST_MAX)
+}
+
+/// Writes all bytes, and waits for a reader.
+///
+/// # Errors
+///
+/// The system's error from writing; `EINTR` if `is_over` while nothing can be written.
+pub(crate) fn write_unless(target: BorrowedFd<'_>, mut bytes: &[u8], is_over: impl Fn() -> bool) -> Result<(), Errno> {
     let look_every = Timespec::try_from(LOOK_EVERY).expect("a short time");
     let mut wait = Timespec::default();
     while !bytes.is_empty() {
         match poll(&mut [PollFd::new(&target, PollFlags::OUT)], Some(&wait)) {
             Ok(0) | Err(Errno::INTR) => {
                 if is_over() {
-                    return;
+                    return Err(Errno::INTR);
                 }
                 wait = look_every;
                 continue;
@@ -56,13 +65,14 @@ fn write_unless(target: BorrowedFd<'_>, mut bytes: &[u8], is_over: impl Fn() -> 
             _ => {}
         }
         match rustix::io::write(target, &bytes[..bytes.len().min(PIECE_BYTES)]) {
+            Ok(0) => return Err(Errno::IO),
             Ok(count) => bytes = &bytes[count..],
-            // Another process that shares standard error has filled it, or has made it non-blocking.
+            // Another process that shares the target has filled it, or has made it non-blocking.
             Err(Errno::INTR | Errno::AGAIN) if !is_over() => {}
-            // If standard error is closed, there is no reader.
-            Err(_) => return,
+            Err(error) => return Err(error),
         }
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -81,15 +91,15 @@ mod tests {
         let writing = std::thread::spawn(move || write_unless(OwnedFd::from(write).as_fd(), &given, || false));
         let mut got = Vec::new();
         read.read_to_end(&mut got).expect("it ends");
-        writing.join().expect("no panic");
-        assert!(got == bytes);
+        assert!(got == bytes && writing.join().expect("no panic") == Ok(()));
     }
 
     #[test]
     fn a_pipe_that_nobody_reads_is_not_waited_for_when_that_is_over() {
         let (_read, write) = std::io::pipe().expect("a pipe");
         let begin = Instant::now();
-        write_unless(write.as_fd(), &vec![0; 300_000], || begin.elapsed() > Duration::from_millis(100));
+        let written = write_unless(write.as_fd(), &vec![0; 300_000], || begin.elapsed() > Duration::from_millis(100));
+        assert_eq!(written, Err(Errno::INTR));
         assert!((Duration::from_millis(100)..Duration::from_secs(3)).contains(&begin.elapsed()));
     }
 
@@ -97,6 +107,6 @@ mod tests {
     fn a_pipe_that_is_closed_is_no_wait() {
         let (read, write) = std::io::pipe().expect("a pipe");
         drop(read);
-        write_unless(write.as_fd(), &[0; 9000], || false);
+        assert_eq!(write_unless(write.as_fd(), &[0; 9000], || false), Err(Errno::PIPE));
     }
 }

@@ -28,11 +28,16 @@ fn wide() -> Lab {
     lab
 }
 
-fn itemized(lab: &Lab, (from, to): (&str, &str), name: &str) -> Command {
+fn to_copy(lab: &Lab, (from, to): (&str, &str), name: &str) -> Command {
     let path = |host: &str, name: &str| format!("{host}{}", lab.join(name).display());
     let mut command = lab.command(rdcp(), "rsh", AGENT);
-    command.args(["-r", "--sync", "--itemize-changes"]).arg(path(from, "source/")).arg(path(to, name));
-    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    command.args(["-r", "--sync"]).arg(path(from, "source/")).arg(path(to, name)).stdin(Stdio::null());
+    command
+}
+
+fn itemized(lab: &Lab, way: (&str, &str), name: &str) -> Command {
+    let mut command = to_copy(lab, way, name);
+    command.arg("--itemize-changes").stdout(Stdio::piped());
     command
 }
 
@@ -96,6 +101,22 @@ fn nobody_waits_for_a_reader_that_is_not_wanted() {
         output.read_exact(&mut [0; 100]).expect("some of it");
         drop(output);
         process.wait().expect(141).within(SOON);
+    }
+    lab.all_gone(SOON);
+}
+
+/// The same holds for events.
+#[test]
+fn no_signal_waits_for_a_reader_of_events() {
+    let lab = wide();
+    for (number, way) in WAYS.into_iter().enumerate() {
+        let (_unread, full) = full_pipe();
+        let mut command = to_copy(&lab, way, &format!("stopped{number}"));
+        let mut process = Process::spawn(command.arg("--json").stdout(full));
+        std::thread::sleep(Duration::from_secs(1));
+        assert!(process.is_running(), "it waits for the reader: {}", process.stderr());
+        process.signal(Signal::TERM);
+        process.wait().expect(143).within(Duration::from_secs(4));
     }
     lab.all_gone(SOON);
 }

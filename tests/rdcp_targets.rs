@@ -196,6 +196,20 @@ fn a_merged_source_that_is_its_own_destination_loses_nothing() {
         assert!(ended.stderr.contains("nothing copied: with merged sources"), "{from} {to}: {}", ended.stderr);
         assert!(lab.join("dst/x/only").exists() && !lab.join("dst/x/new").exists(), "{from} {to}");
     }
+    // One that is merged with no other is left out alone.
+    let lab = Lab::new();
+    for name in ["a/x", "b/x", "dst/x", "dst/z"] {
+        fs::create_dir_all(lab.join(name)).expect("directories");
+    }
+    for name in ["a/x/new", "b/x/newer", "dst/x/old", "dst/z/kept"] {
+        lab.0.file(name, b"1");
+    }
+    let mut command = lab.command(rdcp(), "rsh", AGENT);
+    let sources = ["a/x", "b/x", "dst/z", "dst"].map(|name| lab.join(name));
+    let ended = ended(command.args(["-r", "--sync", "--delete"]).args(sources));
+    ended.expect(8);
+    let is_there = ["x/new", "x/newer", "x/old", "z/kept"].map(|name| lab.join("dst").join(name).exists());
+    assert_eq!(is_there, [true, true, false, true], "{}", ended.stderr);
 }
 
 /// What was not deleted on several hosts does not count as an entry that was not copied.

@@ -4,7 +4,7 @@
 mod rig;
 
 use std::fs::{self, File};
-use std::io::BufReader;
+use std::io::{BufReader, Write};
 use std::process::Stdio;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -325,6 +325,27 @@ fn one_that_is_slow_is_waited_for_or_dropped() {
     none_marked(lab.0.path(), Duration::from_secs(5));
 }
 
+/// As to a single host, a file that is changed while it is read is not taken for one that was sent whole.
+#[test]
+fn a_source_that_changes_is_noticed() {
+    let lab = lab();
+    lab.source(MANY_BYTES);
+    let commands = "h[1-2]:while ! [ -e DIR/go ]; do sleep 0.1; done; cat >DIR/$AT && : >DIR/$AT.end";
+    let mut process = lab.start(&["--buffer=4M", "src:< DIR/source", commands]);
+    std::thread::sleep(Duration::from_secs(1));
+    File::options().append(true).open(lab.join("source")).and_then(|mut file| file.write_all(b"x")).expect("room");
+    lab.0.file("go", b"");
+    let ended = process.wait();
+    ended.expect(5);
+    assert!(
+        ended.stderr.contains("src") && ended.stderr.contains("changed size while it was read"),
+        "{}",
+        ended.stderr
+    );
+    (1..=2).for_each(|host| assert!(!lab.join(&format!("h{host}.end")).exists(), "a part is not all"));
+    none_marked(lab.0.path(), Duration::from_secs(5));
+}
+
 /// If a host has space on disk, its temporary slowness does not hold others up, and its command
 /// gets everything in the end.
 #[test]
@@ -353,6 +374,20 @@ fn one_that_is_slow_falls_behind_on_its_disk() {
     let ended = lab.start(&["--spool=4000000T", "src:cat DIR/source", "h[1-2]:cat >/dev/null"]).wait();
     ended.expect(6);
     assert!(ended.stderr.contains("--spool") && ended.stderr.contains("TMPDIR"), "{}", ended.stderr);
+    none_marked(lab.0.path(), Duration::from_secs(5));
+}
+
+/// What waits on disk for a command is still read if the command that made the stream has failed.
+#[test]
+fn a_queue_on_disk_outlives_a_failure() {
+    let lab = lab();
+    let bytes = lab.source(MANY_BYTES);
+    // For some seconds nothing moves but what the commands read.
+    let read = "for part in 1 2 3 4 5 6 7 8; do sleep 0.6; head -c 1000000; done; cat";
+    let command = format!("h[1-2]:({read}) >DIR/$AT");
+    let ended = lab.start(&["--buffer=4M", "--spool=100M", "src:cat DIR/source; exit 1", &command]).wait();
+    ended.expect(1);
+    (1..=2).for_each(|host| lab.holds(&format!("h{host}"), &bytes));
     none_marked(lab.0.path(), Duration::from_secs(5));
 }
 

@@ -206,16 +206,6 @@ fn a_signal_ends_all_of_it() {
     }
 }
 
-/// Returns a full pipe that is not read.
-fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
-    use rustix::fs::{OFlags, fcntl_setfl};
-    let (read, mut write) = std::io::pipe().expect("a pipe");
-    fcntl_setfl(&write, OFlags::NONBLOCK).expect("a flag");
-    while write.write(&[b'x'; 4096]).is_ok() {}
-    fcntl_setfl(&write, OFlags::empty()).expect("a flag");
-    (read, write)
-}
-
 /// rdsh waits for its standard error to be read, but a signal ends the wait.
 #[test]
 fn a_signal_does_not_wait_for_standard_error() {

@@ -15,7 +15,7 @@ use rd_proto::control::{Cause, IoFact, Role};
 use rd_proto::handshake::{Established, Key};
 use rd_proto::session::Outcome;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::OFlags;
+use rustix::fs::{OFlags, SeekFrom, seek};
 
 use super::check::Comparison;
 use super::{tree, words};
@@ -517,7 +517,7 @@ impl Run {
             takes_signals: false,
             reports_for_both: if self.begin.caller_is_peer { !self.is_remote } else { role == Role::Sender },
         };
-        let mut stage_fault = None;
+        let (mut stage_fault, mut size_sent) = (None, None);
         let make_work = |chunk_bytes| {
             let prepared = match self.await_stage(prepared) {
                 Ok(prepared) => prepared,
@@ -529,12 +529,22 @@ impl Run {
                     return Err(NoWork::Io(fact));
                 }
             };
-            (prepared.open)(chunk_bytes).map_err(NoWork::from)
+            let work = (prepared.open)(chunk_bytes).map_err(NoWork::from)?;
+            if let Work::Send(source) = &work {
+                size_sent = source.size_bytes();
+            }
+            Ok(work)
         };
         match session.run(first, make_work) {
             Ok(mut ended) => {
                 tree::remove_spent(&mut ended.summary, &self.emit);
                 tree::tell_failed(&ended.summary, &self.emit);
+                let is_of_input = matches!(self.begin.job, Job::SendStandard) && !self.begin.options.prompt;
+                if let (Outcome::Done, Some(size), true) = (&ended.summary.outcome, size_sent, is_of_input) {
+                    // A file is read by position. The next reader of standard input finds what follows, as after other
+                    // programs.
+                    let _ = seek(std::io::stdin(), SeekFrom::Current(size as i64));
+                }
                 let mut report = report(&ended, &lanes.lock().expect("no panic with it locked"));
                 // An other end that was stopped, and said so, is no reason to think that the caller is out of reach.
                 let is_lost = matches!(ended.summary.outcome, Outcome::LinkLost { .. });

@@ -14,7 +14,7 @@ mod stats;
 mod trace;
 
 use std::cell::RefCell;
-use std::io::IsTerminal;
+use std::io::{ErrorKind, IsTerminal};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -54,6 +54,7 @@ use crate::fs::direct::write::Written;
 use crate::fs::prepared::Prepared;
 use crate::fs::standard;
 use crate::measure::words::rate_words;
+use crate::signals;
 use crate::transport::Medium;
 
 /// Shortest transfer for which the limiter is printed. For a shorter transfer it says nothing.
@@ -533,11 +534,14 @@ impl<'a> Reporter<'a> {
     /// As [`Reporter::end`].
     pub(crate) fn last(&self, event: &json::Event<'_>) -> Result<(), Failure> {
         let begun = self.sink.as_ref().map_or(Ok(()), Sink::begin);
+        // If a signal has come, the reader was not waited for.
+        let signal = |error: &std::io::Error| signals::last_asked().filter(|_| error.kind() == ErrorKind::Interrupted);
         begun.and_then(|()| self.write(event)).map_err(|error| match (error.kind(), &self.sink) {
-            (std::io::ErrorKind::BrokenPipe, _) if self.options.is_json_on_output() => {
-                Failure::silent(Exit::SinkClosed)
-            }
-            (_, Some(sink)) => unreportable(Exit::Destination, REPORT, &sink.name, &error),
+            (ErrorKind::BrokenPipe, _) if self.options.is_json_on_output() => Failure::silent(Exit::SinkClosed),
+            (_, Some(sink)) => signal(&error).map_or_else(
+                || unreportable(Exit::Destination, REPORT, &sink.name, &error),
+                |number| Failure::silent(Exit::Signal(number)),
+            ),
             (_, None) => unreachable!("nothing is written"),
         })
     }

@@ -7,6 +7,7 @@
 //! A message is its length in four bytes, big-endian, followed by CBOR. Each connection carries one request, followed
 //! by states of the host. The last state has an outcome.
 
+use std::ffi::OsString;
 use std::fs::{DirBuilder, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -45,6 +46,9 @@ const STALE_MAX: usize = 100;
 /// Extension of the name of a job's socket, and of a socket that does not listen yet.
 const SOCKET: &str = "sock";
 const NEW_SOCKET: &str = "new";
+
+/// Variable of the environment that names the directory for sockets of the user's processes.
+const RUNTIME_DIRECTORY: &str = "XDG_RUNTIME_DIR";
 
 /// Length of a job's name in bytes.
 const NAME_BYTES: usize = 8;
@@ -104,31 +108,36 @@ pub enum JoinError {
     Io(String),
 }
 
-/// Returns the directory in which copies of this user listen.
-fn directory() -> Result<PathBuf, String> {
+/// Returns the directories in which copies of this user may listen. A copy listens in the first of them. `runtime`: the
+/// value of XDG_RUNTIME_DIR.
+fn directories(runtime: Option<OsString>) -> Vec<PathBuf> {
     let uid = geteuid().as_raw();
-    let given = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
-    let own = PathBuf::from(format!("/run/user/{uid}"));
-    let path = match given.or_else(|| own.is_dir().then_some(own)) {
-        Some(runtime) => runtime.join("rdma-pipe"),
-        None => std::env::temp_dir().join(format!("rdma-pipe-{uid}")),
-    };
-    made(&path).map(|()| path.clone()).map_err(|reason| format!("{}: {reason}", escaped(path.as_os_str())))
+    let given = runtime.map(PathBuf::from).filter(|path| path.is_absolute());
+    let runtimes = given.into_iter().chain([PathBuf::from(format!("/run/user/{uid}"))]);
+    // A batch job inherits the variable from a login node, but its own node may lack the directory.
+    let own = runtimes.filter(|path| path.is_dir()).map(|path| path.join("rdma-pipe"));
+    own.chain([std::env::temp_dir().join(format!("rdma-pipe-{uid}"))]).collect()
 }
 
 /// Makes a directory that only this user can access, or checks that an existing one is.
 fn made(path: &Path) -> Result<(), String> {
     match DirBuilder::new().mode(0o700).create(path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(printable(&error.to_string())),
-        _ => {}
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(format!("{}: {}", escaped(path.as_os_str()), printable(&error.to_string())))
+        }
+        _ => checked(path),
     }
+}
+
+/// Checks that only this user can access a directory.
+fn checked(path: &Path) -> Result<(), String> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let stat =
-        openat(CWD, path, flags, Mode::empty()).and_then(fstat).map_err(|error| printable(&error.to_string()))?;
-    match stat.st_uid == geteuid().as_raw() && stat.st_mode & 0o077 == 0 {
-        true => Ok(()),
-        false => Err("it must belong to you and have mode 0700, so that nobody else can reach its contents".to_owned()),
-    }
+    let reason = match openat(CWD, path, flags, Mode::empty()).and_then(fstat) {
+        Ok(stat) if stat.st_uid == geteuid().as_raw() && stat.st_mode & 0o077 == 0 => return Ok(()),
+        Ok(_) => "it must belong to you and have mode 0700, so that nobody else can reach its contents".to_owned(),
+        Err(error) => printable(&error.to_string()),
+    };
+    Err(format!("{}: {reason}", escaped(path.as_os_str())))
 }
 
 fn socket_of(directory: &Path, name: &str) -> PathBuf {
@@ -175,7 +184,9 @@ impl JoinListener {
     ///
     /// A sentence for the user.
     pub fn start(number: u32, take: impl Fn(Joiner) -> bool + Send + 'static) -> Result<Self, String> {
-        Self::start_in(&directory()?, &format!("{number:08x}"), take)
+        let directories = directories(std::env::var_os(RUNTIME_DIRECTORY));
+        made(&directories[0])?;
+        Self::start_in(&directories[0], &format!("{number:08x}"), take)
     }
 
     fn start_in(directory: &Path, name: &str, take: impl Fn(Joiner) -> bool + Send + 'static) -> Result<Self, String> {
@@ -257,7 +268,30 @@ impl Joiner {
 ///
 /// See [`JoinError`].
 pub fn ask(name: &str, request: &JoinRequest, take: impl FnMut(&JoinState)) -> Result<JoinOutcome, JoinError> {
-    ask_in(&directory().map_err(JoinError::Io)?, name, request, take)
+    ask_any(&directories(std::env::var_os(RUNTIME_DIRECTORY)), name, request, take)
+}
+
+/// Does the same with the first of these directories in which the copy listens. The copy may have been started with
+/// another environment, and so may listen in any of them.
+fn ask_any(
+    directories: &[PathBuf],
+    name: &str,
+    request: &JoinRequest,
+    mut take: impl FnMut(&JoinState),
+) -> Result<JoinOutcome, JoinError> {
+    let (mut refused, mut is_any_searched) = (None, false);
+    for directory in directories.iter().filter(|directory| directory.exists()) {
+        if let Err(reason) = checked(directory) {
+            refused.get_or_insert(reason);
+            continue;
+        }
+        match ask_in(directory, name, request, &mut take) {
+            Err(JoinError::NoJob) => is_any_searched = true,
+            answered => return answered,
+        }
+    }
+    // Where others have access no copy listens, so this is the reason only if there is no other place.
+    Err(refused.filter(|_| !is_any_searched).map_or(JoinError::NoJob, JoinError::Io))
 }
 
 fn ask_in(
@@ -401,6 +435,39 @@ mod tests {
         }
         drop(listener);
         assert!(!socket_of(&directory, NAME).exists());
+    }
+
+    /// The variable may name a directory of another host. A relative one would depend on where a command is started.
+    #[test]
+    fn a_runtime_directory_that_is_missing_is_ignored() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let others = directories(None);
+        assert!(!others.is_empty());
+        for ignored in [scratch.path().join("missing"), PathBuf::from("src")] {
+            assert_eq!(directories(Some(ignored.into_os_string())), others);
+        }
+        let all = directories(Some(scratch.path().as_os_str().to_owned()));
+        assert_eq!((&all[0], &all[1..]), (&scratch.path().join("rdma-pipe"), &others[..]));
+    }
+
+    /// The copy may have been started with another environment. A directory that others can access is not used.
+    #[test]
+    fn a_copy_is_found_in_any_directory_of_the_user() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let [missing, open, empty, own] = ["missing", "open", "empty", "own"].map(|name| scratch.path().join(name));
+        [&open, &empty, &own].into_iter().for_each(|path| made(path).expect("it is ours"));
+        let answer = |mut joiner: Joiner| {
+            joiner.tell(&JoinState { bytes: 7, outcome: Some(JoinOutcome { exit: 0, line: "added".to_owned() }) });
+            true
+        };
+        let _listeners = [&open, &own].map(|path| JoinListener::start_in(path, NAME, answer).expect("free"));
+        std::fs::set_permissions(&open, Permissions::from_mode(0o755)).expect("ours");
+        let all = [missing, open, empty, own];
+        let ask = |directories: &[PathBuf]| ask_any(directories, NAME, &request(), |_| {});
+        assert_eq!(ask(&all).expect("it answers").line, "added");
+        assert!(matches!(ask(&all[..3]), Err(JoinError::NoJob)));
+        assert!(matches!(ask(&all[..2]), Err(JoinError::Io(reason)) if reason.contains("0700")));
+        assert!(matches!(ask(&all[..1]), Err(JoinError::NoJob)));
     }
 
     /// A requester that sends nothing, or too much, is not waited for. The next one is heard.

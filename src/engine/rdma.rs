@@ -52,10 +52,15 @@ static LATE: Mutex<Option<Receiver<Answer>>> = Mutex::new(None);
 fn endpoints() -> Answer {
     let no_answer = || Err("the RDMA devices do not answer".to_owned());
     let late = || LATE.lock().expect("no panic with it locked");
-    if late().as_ref().is_some_and(|answer| matches!(answer.try_recv(), Err(TryRecvError::Empty))) {
-        return no_answer();
+    let earlier = late().as_ref().map(|answer| answer.try_recv());
+    match earlier {
+        Some(Err(TryRecvError::Empty)) => return no_answer(),
+        None | Some(Err(TryRecvError::Disconnected)) => {}
+        Some(Ok(answer)) => {
+            *late() = None;
+            return answer;
+        }
     }
-    *late() = None;
     let ask = || rdma::endpoints().map_err(|reason| reason.to_string());
     let (post, answer) = bounded(1);
     // A device that does not answer would block the caller.

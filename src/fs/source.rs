@@ -93,9 +93,7 @@ impl Source {
             FileType::Directory => return Err(io_fact(&name, Errno::ISDIR)),
             FileType::RegularFile => {
                 let start = tell(&file).map_err(|error| io_fact(&name, error))?;
-                let size = (stat.st_size as u64).saturating_sub(start);
-                // Files made by the kernel claim to be empty (/proc) or to have a page (sysfs).
-                if size > 0 && !is_of_sysfs(&file) {
+                if let Some(size) = size_after(&file, &stat, start) {
                     let (next, unread) = (Mutex::new((0, 0)), AtomicU64::new(size));
                     return Ok(Self::File(FileSource {
                         file,
@@ -226,6 +224,21 @@ impl FileSource {
             self.unread.fetch_add(bytes, Ordering::AcqRel);
         })
     }
+}
+
+/// Returns the size of a regular file from `start` on, if it is known and not 0. Files made by the kernel claim to be
+/// empty (/proc) or to have a page (sysfs).
+fn size_after(file: &File, stat: &Stat, start: u64) -> Option<u64> {
+    let size = (stat.st_size as u64).saturating_sub(start);
+    (size > 0 && !is_of_sysfs(file)).then_some(size)
+}
+
+/// Describes an open file whose contents must not change while it is read to its end. `None` for a stream, and for a
+/// file whose size and times say nothing about its contents.
+pub(crate) fn steady(file: &File) -> Result<Option<Stat>, Errno> {
+    let stat = fstat(file)?;
+    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    Ok(if is_file && size_after(file, &stat, tell(file)?).is_some() { Some(stat) } else { None })
 }
 
 /// Whether a file is one of sysfs, where the size and the times say nothing about the contents: statfs(2).

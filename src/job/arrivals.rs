@@ -35,7 +35,7 @@ impl Job {
         self.remotes().filter(|(_, remote)| remote.takes_turn()).count() < self.setup.parallel
     }
 
-    fn remotes(&self) -> impl Iterator<Item = (usize, &Remote)> {
+    pub(super) fn remotes(&self) -> impl Iterator<Item = (usize, &Remote)> {
         (0..self.hosts.len()).filter_map(|host| Some((host, self.remote(host)?)))
     }
 
@@ -261,7 +261,7 @@ impl Job {
                     heard(Some((host, failure.unwrap_or_else(|| self.lost(host)))))?;
                 }
                 Some(Update::Arrived(_)) => heard(None)?,
-                Some(update) => self.check_arriving(update)?,
+                Some(update) => self.check(update)?,
                 None => {}
             }
         }
@@ -277,7 +277,7 @@ impl Job {
         while self.remote(host).is_some_and(Remote::is_arriving) || self.hosts[host].gone {
             self.setting_aside(
                 host,
-                |job, update| Some(update.map_or(Ok(()), |update| job.check_arriving(update))),
+                |job, update| Some(update.map_or(Ok(()), |update| job.check(update))),
                 Instant::now() + LONG,
             )?;
         }
@@ -312,17 +312,6 @@ impl Job {
             Some(at) => std::mem::replace(&mut self.updates[at], update),
             None => update,
         }
-    }
-
-    /// Same as [`Job::check`], except that the time for which this process is stopped does not count for hosts that are
-    /// on their way: most launchers are in the same process group, and stopped as well.
-    fn check_arriving(&self, update: Update) -> Result<(), Failure> {
-        let is_stop = matches!(update, Update::Signal(libc::SIGTSTP));
-        self.check(update)?;
-        if is_stop {
-            self.remotes().for_each(|(_, remote)| remote.await_anew());
-        }
-        Ok(())
     }
 
     /// Takes updates until `take` returns a result. If each host fails alone, updates about other hosts are kept for

@@ -710,11 +710,14 @@ impl Job {
         endpoints::with_translated(told, remote.and_then(Remote::reached_at))
     }
 
-    /// Stops this process until it is continued. Sessions tell their other ends first.
+    /// Stops this process until it is continued, but sessions tell their other ends first, and do so later. Without a
+    /// session, the time for which this process is stopped does not count for hosts that are on their way: most
+    /// launchers are in the same process group, and stopped as well.
     fn suspend(&self) {
         if let Link::Here(agent) = &self.hosts[HERE].link {
             agent.suspend();
         }
+        self.remotes().for_each(|(_, remote)| remote.await_anew());
     }
 
     /// Lets all agents end in parallel by closing their channels. `number` is the signal that ends what still runs on

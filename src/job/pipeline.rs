@@ -558,13 +558,14 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    /// Whether all that the stage wrote was read. If it ended by SIGPIPE, that was not because its reader had gone.
+    /// Whether all that the stage wrote was read. If it ended by SIGPIPE, that was not because its reader had gone. A
+    /// stage whose output no other reads is not excused either.
     fn was_read_whole(&self, number: usize) -> bool {
         if self.is_branch(number + 1) {
             return self.branches.as_ref().is_some_and(Branches::have_all_of_source);
         }
         let hop = self.hops().find(|hop| hop.stages[0] == Some(number) && hop.stages[1].is_some());
-        hop.and_then(|hop| hop.report(Side::From)).is_some_and(|report| report.fault.is_none())
+        hop.is_none_or(|hop| hop.report(Side::From).is_some_and(|report| report.fault.is_none()))
     }
 
     /// Whether the reader of the stage's output ended without reading all of it, and the stage wrote on. The stage's
@@ -719,7 +720,7 @@ impl<'a> Pipeline<'a> {
         match (end.report.code, end.report.signal) {
             (Some(0), _) => None,
             (Some(SIGPIPE_CODE), _) | (_, Some(libc::SIGPIPE)) if !is_last && !self.was_read_whole(number) => None,
-            (Some(SIGPIPE_CODE), _) | (_, Some(libc::SIGPIPE)) if self.is_unread(number) => {
+            (Some(SIGPIPE_CODE), _) | (_, Some(libc::SIGPIPE)) if is_last && self.is_unread(number) => {
                 Some(Failure::silent(Exit::SinkClosed))
             }
             _ if self.was_left(number) => None,

@@ -1,5 +1,7 @@
 //! Data passes unchanged, whatever its contents and length, and whatever it passes through.
 
+use std::io::{Seek, SeekFrom};
+
 use super::*;
 
 #[test]
@@ -16,6 +18,24 @@ fn no_bytes_one_byte_and_a_chunk() {
         holds(&lab.join("home/copy"), &bytes);
         lab.pipe_with(&["cat"], &bytes).quietly_gives_bytes(&bytes);
     }
+    lab.deserted(GONE);
+}
+
+/// What one command has sent, the next one does not send again.
+#[test]
+fn a_file_as_standard_input_is_read_from_its_offset_and_once() {
+    let lab = Lab::new();
+    let bytes = noise(2 * CHUNK);
+    let file = fs::File::open(lab.0.file("in", &bytes)).expect("just made");
+    let shared = || file.try_clone().expect("a file");
+    (&file).seek(SeekFrom::Start(100)).expect("a regular file");
+    run(lab.rdpipe_by("rsh").arg("h:cat").stdin(shared())).quietly_gives_bytes(&bytes[100..]);
+    run(lab.rdpipe_by("rsh").arg("h:cat").stdin(shared())).quietly_gives("");
+    (&file).seek(SeekFrom::Start(200)).expect("a regular file");
+    let mut command = lab.command(rdcp(), "rsh", AGENT);
+    Process::spawn(command.arg("-").arg(lab.there("h", "out")).stdin(shared())).wait().expect(0);
+    holds(&lab.join("out"), &bytes[200..]);
+    assert_eq!((&file).stream_position().expect("a regular file"), bytes.len() as u64);
     lab.deserted(GONE);
 }
 

@@ -289,6 +289,9 @@ fn a_part_is_not_taken_for_the_whole() {
         lab.pipe(&[&writer, "h2:> part"]).fails(141, &["h1"]).ended.within(FAILED);
         lab.pipe(&[&writer, "h2:cat", "h3:> part"]).fails(141, &["h1"]).ended.within(FAILED);
         lab.pipe(&[&writer, "h2:> part", "h3:< part", "h4:> next"]).fails(141, &["h1"]).ended.within(FAILED);
+        // Nothing reads what the first part writes.
+        lab.0.file("home/old", b"old");
+        lab.pipe(&[&format!("h1:{end}"), "h3:< old", "h4:> next"]).fails(141, &["h1"]).ended.within(FAILED);
         assert!(!lab.join("home/next").exists());
     }
     // A file that takes only a part.

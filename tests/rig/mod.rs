@@ -45,6 +45,16 @@ pub const CHUNK: usize = 1 << 20;
 /// The program that contains all commands, called as `rdma-pipe rdcp ...` when no link with a command's name exists.
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_rdma-pipe");
 
+/// Returns a full pipe that is not read.
+pub fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
+    use rustix::fs::{OFlags, fcntl_setfl};
+    let (read, mut write) = std::io::pipe().expect("a pipe");
+    fcntl_setfl(&write, OFlags::NONBLOCK).expect("a flag");
+    while write.write(&[b'x'; 4096]).is_ok() {}
+    fcntl_setfl(&write, OFlags::empty()).expect("a flag");
+    (read, write)
+}
+
 pub fn rdsend() -> Command {
     command("rdsend")
 }

@@ -24,7 +24,7 @@ use crate::control::frames::{BroadcastProof, Fault, Message};
 use crate::control::stages::{Attachment, Cut, Inlet, Outlet};
 use crate::fault::Exit;
 use crate::fs::queue::{DiskQueue, Unqueued};
-use crate::fs::{close, io_fact, standard, std_fact};
+use crate::fs::{close, io_fact, source, standard, std_fact};
 use crate::transport::spool::Taken;
 
 /// How often to check whether the node still lives while a command keeps it waiting.
@@ -69,6 +69,7 @@ impl Shared {
         // This fails if the file is not a pipe, which does no harm.
         let _ = rustix::pipe::fcntl_setpipe_size(&file, READ_BYTES);
         let unreadable = |error| Fault::unreadable(&io_fact(path.as_os_str(), error));
+        let before = source::steady(&file).map_err(unreadable)?;
         let (input, mut hasher, mut bytes) = (self.spool.input(), blake3::Hasher::new(), 0);
         let mut buffer = vec![0; READ_BYTES];
         loop {
@@ -90,6 +91,9 @@ impl Shared {
             if input.append(&buffer[..length], &self.stop).is_err() {
                 return Err(self.given_up());
             }
+        }
+        if let Some(before) = before {
+            source::check_unchanged(&file, path.as_os_str(), &before).map_err(|fact| Fault::unreadable(&fact))?;
         }
         // The proof is sent before any node can have the end of the stream.
         let digest = *hasher.finalize().as_bytes();
@@ -211,7 +215,11 @@ impl Shared {
         while done < bytes.len() {
             match file.write(&bytes[done..]) {
                 Ok(0) => return Err(Unwritten::Io(io_fact(path.as_os_str(), Errno::IO))),
-                Ok(count) => done += count,
+                Ok(count) => {
+                    done += count;
+                    // The spool does not know how much of a queue on disk its command has taken.
+                    self.progress.wrote(count as u64);
+                }
                 Err(error) => match error.kind() {
                     std::io::ErrorKind::Interrupted => {}
                     std::io::ErrorKind::WouldBlock => {

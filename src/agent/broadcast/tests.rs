@@ -3,6 +3,8 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::io::Read as _;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use flume::{Receiver, unbounded};
@@ -12,6 +14,7 @@ use crate::agent::Agent;
 use crate::agent::end::End;
 use crate::control::endpoints;
 use crate::control::frames::{Begin, Job, SessionKey};
+use crate::control::stages::Inlet;
 use crate::options::TransferOptions;
 use crate::transport::spool::SpoolStatus;
 use crate::tree::proof::Expected;
@@ -529,4 +532,41 @@ fn what_a_host_gives_later_is_proven_against_the_source() {
         fs::write(&large, data).expect("ours");
         fs::File::open(&large).and_then(|file| file.set_modified(modified)).expect("ours");
     }
+}
+
+/// How much a command has been given of its queue on disk is reported. All of that has left the spool long before.
+#[test]
+fn what_a_command_gets_from_its_queue_on_disk_is_progress() {
+    let data = noise(&mut Maker(seed()), 4 << 20);
+    let (say, said) = unbounded();
+    let emit: Emit = Arc::new(move |message| drop(say.send(message)));
+    let (mut reader, writer) = std::io::pipe().expect("a pipe");
+    let (attach, attached) = unbounded();
+    let file = fs::File::from(OwnedFd::from(writer));
+    assert!(attach.send(Ok(Inlet::File(file, "pipe".into()))).is_ok());
+    let role = BroadcastRole::Stage { stage: 0, disk_bytes: 64 << 20 };
+    let broadcast = Broadcast { role, spool_bytes: SPOOL_BYTES, has_next: false };
+    let mut node = Node::begin(emit, broadcast, Some(Moves::Input(attached)));
+    let input = node.spool(true).expect("it is no source").input();
+    assert!(input.append(&data, &AtomicBool::new(false)).is_ok() && input.end().is_ok());
+    let (bytes, digest) = (data.len() as u64, *blake3::hash(&data).as_bytes());
+    node.handle(&Message::BroadcastProof(BroadcastProof { bytes, digest, tree: None }));
+    let given = |state: &BroadcastState| state.tree.as_ref().map_or(0, |tree| tree.done.bytes);
+    let until = |what: &str, is_so: &dyn Fn(&BroadcastState) -> bool| {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            match said.recv_deadline(deadline).expect(what) {
+                Message::BroadcastState(state) if is_so(&state) => return state,
+                _ => {}
+            }
+        }
+    };
+    let state = until("all is in the queue", &|state: &BroadcastState| state.written == bytes);
+    assert!(given(&state) <= 1 << 20, "a pipe holds no more: {state:?}");
+    let mut read = vec![0; 2 << 20];
+    reader.read_exact(&mut read).expect("there is more");
+    until("a part is read", &|state: &BroadcastState| given(state) >= 2 << 20);
+    reader.read_to_end(&mut read).expect("the rest");
+    assert!(read == data);
+    until("all is read", &|state: &BroadcastState| given(state) == bytes);
 }

@@ -26,7 +26,9 @@ impl Letter {
             }
             Here::Own | Here::OwnValue => "an option of rdcp, see OPTIONS".to_owned(),
             Here::Kept if self.letter == 'D' => {
-                "accepted: done anyway, or not applicable; without --sync, refused before a program's path".to_owned()
+                "accepted: done anyway, or not applicable; without --sync, refused before a program's path if only letters \
+                 of scp come before it"
+                    .to_owned()
             }
             Here::Kept => "accepted: done anyway, or not applicable".to_owned(),
             Here::Means(_) if self.letter == 'a' => "--recursive; no effect with --files-from, as with rsync".to_owned(),

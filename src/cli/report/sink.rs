@@ -5,8 +5,9 @@
 
 use std::cell::OnceCell;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Seek};
-use std::os::unix::fs::MetadataExt;
+use std::io::{self, ErrorKind, IsTerminal, Seek};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -14,10 +15,13 @@ use rustix::io::Errno;
 
 use crate::fault::errno_of;
 use crate::fs::standard::write_all;
+use crate::standard_error::{is_over, write_unless};
 
 /// The destination of `--json`.
 pub(super) struct Sink {
     file: File,
+    /// Whether it has a reader who may stand still. If so, long lines are written in pieces.
+    may_wait: bool,
     /// What messages call it.
     pub(super) name: String,
     state: Mutex<State>,
@@ -59,7 +63,12 @@ struct Held {
 impl Sink {
     /// Makes a sink of an open stream.
     pub(super) fn stream(file: File, name: String) -> Self {
-        Self { file, name, state: Mutex::new(State { held: None, failed: None }) }
+        Self::new(file, name, None)
+    }
+
+    fn new(file: File, name: String, held: Option<Held>) -> Self {
+        let may_wait = file.is_terminal() || file.metadata().is_ok_and(|found| found.file_type().is_fifo());
+        Self { file, may_wait, name, state: Mutex::new(State { held, failed: None }) }
     }
 
     /// Opens or creates a file, a FIFO or a device, or opens again what is `kept`. `may_be_refused`: the contents of a
@@ -90,7 +99,7 @@ impl Sink {
         let held = file.metadata()?.is_file().then(|| Held { events: Vec::new(), made });
         let stream = if held.is_some() { None } else { Some(file.try_clone()?) };
         let _ = kept.0.set(stream);
-        let sink = Self { file, name, state: Mutex::new(State { held, failed: None }) };
+        let sink = Self::new(file, name, held);
         if !may_be_refused {
             sink.begin()?;
         }
@@ -106,11 +115,10 @@ impl Sink {
         let mut state = self.state.lock().expect("no panic with it locked");
         let Some(early) = state.held.take() else { return state.so_far() };
         let emptied = self.file.set_len(0).and_then(|()| (&self.file).rewind());
-        state.note(emptied.and_then(|()| write_all(&self.file, &early.events)))
+        state.note(emptied.and_then(|()| self.write_all(&early.events)))
     }
 
-    /// Writes a line in one piece, so that a reader sees whole lines, or holds it back. After a failure, writes nothing
-    /// more.
+    /// Writes a line, to a file in one piece, or holds it back. After a failure, writes nothing more.
     ///
     /// # Errors
     ///
@@ -122,7 +130,15 @@ impl Sink {
             early.events.extend(line);
             return Ok(());
         }
-        state.note(write_all(&self.file, line))
+        state.note(self.write_all(line))
+    }
+
+    /// Waits for a reader, but not once a signal has asked this process to end.
+    fn write_all(&self, bytes: &[u8]) -> io::Result<()> {
+        match self.may_wait {
+            true => Ok(write_unless(self.file.as_fd(), bytes, is_over)?),
+            false => write_all(&self.file, bytes),
+        }
     }
 
     /// Leaves a regular file as it was before the command: with its old contents, or missing. Returns whether that is

@@ -1,5 +1,6 @@
 //! Finds the sources of a copy, and where each of them will be placed, by asking the hosts before anything is begun.
 
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::time::{Duration, Instant};
@@ -304,10 +305,10 @@ impl Copy<'_> {
         }
         self.is_any_left(found)?;
         // A source that is left out may be DST itself. What only this source has would be deleted.
-        let mut names: Vec<&[u8]> = all.iter().map(|(_, one)| &one.name[..]).collect();
-        names.sort_unstable();
-        let are_merged = names.windows(2).any(|two| two[0] == two[1]);
-        if found.len() < all.len() && self.plan.tree.delete && are_merged {
+        let mut counts: HashMap<&[u8], [usize; 2]> = HashMap::new();
+        all.iter().for_each(|(_, one)| counts.entry(&one.name).or_default()[0] += 1);
+        found.iter().for_each(|(_, one)| counts.entry(&one.name).or_default()[1] += 1);
+        if self.plan.tree.delete && counts.values().any(|&[named, kept]| named > 1 && kept < named) {
             return Err(would_delete("the SRC that is not copied"));
         }
         Ok(placed)

@@ -558,17 +558,21 @@ impl Lanes {
         self.carried
     }
 
-    /// Returns whether lanes come up although chunks stopped coming through. The loss of a chunk is reported on a lane
-    /// that has come up since, so a lane counts that came up shortly before the report. The receiver does not know what
-    /// was lost: to it, a lane that came up again was silent from its first second on, because all that the sender says
-    /// waits behind a chunk that does not come through.
+    /// Returns, at the sender, whether lanes come up although chunks stopped coming through. The loss of a chunk is
+    /// reported on a lane that has come up since, so a lane counts that came up shortly before the report.
     pub(crate) fn come_up_in_vain(&self) -> bool {
         let is_since = |(told, _)| self.places.iter().any(|place| place.since + HEARTBEAT > told);
+        self.replays.is_some_and(is_since)
+    }
+
+    /// Returns the same at the receiver, which does not know what was lost: whether a lane that came up again was silent
+    /// from its first second on, because all that the sender says waits behind a chunk that does not come through.
+    pub(crate) fn come_up_silent(&self) -> bool {
         let was_silent = |(first, last)| {
             let is_silent = |place: &Place| place.heard < place.since + HEARTBEAT && place.since + HEARD_MAX <= last;
             self.places.iter().any(|place| place.since > first && is_silent(place))
         };
-        self.replays.is_some_and(is_since) || self.vain_since.zip(self.lost_since).is_some_and(was_silent)
+        self.vain_since.zip(self.lost_since).is_some_and(was_silent)
     }
 
     /// Records that a chunk was lost with its lane, for the `times`th time since any chunk has come through.

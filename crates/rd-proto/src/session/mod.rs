@@ -416,9 +416,7 @@ pub trait Machine {
 
     /// Returns whether lanes have come up since chunks stopped coming through. This happens if a network loses large
     /// packets, for example.
-    fn lanes_come_up_in_vain(&self) -> bool {
-        self.core_ref().lanes.come_up_in_vain()
-    }
+    fn lanes_come_up_in_vain(&self) -> bool;
 }
 
 /// State that sender and receiver have in common: lanes, giving up, the end.

@@ -451,6 +451,10 @@ impl Machine for Receiver {
         &mut self.core
     }
 
+    fn lanes_come_up_in_vain(&self) -> bool {
+        self.core.lanes.come_up_silent()
+    }
+
     fn core_ref(&self) -> &Core {
         &self.core
     }

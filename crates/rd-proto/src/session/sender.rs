@@ -600,6 +600,10 @@ impl Machine for Sender {
         &mut self.core
     }
 
+    fn lanes_come_up_in_vain(&self) -> bool {
+        self.core.lanes.come_up_in_vain()
+    }
+
     fn core_ref(&self) -> &Core {
         &self.core
     }

@@ -287,11 +287,12 @@ impl Branches {
         branch.and_then(|branch| branch.report.as_ref()).is_some_and(|report| report.fault.is_none())
     }
 
-    /// Returns a measure of progress: the bytes of the source and of all branches together. A stream that moves is not
-    /// given up.
+    /// Returns a measure of progress: the bytes of the source and of all branches together, and those that the commands
+    /// have been given, perhaps from queues on disk. A stream that moves is not given up.
     pub(in crate::job) fn bytes(&self) -> u64 {
-        let written = self.branches.iter().map(|branch| branch.state.written);
-        written.fold(self.source_state.received, u64::saturating_add)
+        let given = |state: &BroadcastState| state.tree.as_ref().map_or(0, |tree| tree.done.bytes);
+        let moved = self.branches.iter().flat_map(|branch| [branch.state.written, given(&branch.state)]);
+        moved.fold(self.source_state.received, u64::saturating_add)
     }
 
     /// Returns the host where the stream is made.
@@ -376,5 +377,38 @@ impl Branches {
         });
         let BroadcastState { received, has_all, .. } = self.source_state;
         (shown.collect(), received, has_all, self.began.elapsed())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::frames::TreeProgress;
+    use crate::tree::progress::Amount;
+
+    /// A command may read from its queue on disk long after its node has taken the whole stream.
+    #[test]
+    fn a_queue_on_disk_that_is_read_moves_the_stream() {
+        let stall = Duration::from_secs(5);
+        let mut branches = Branches {
+            chain: Chain::new(2, SPOOL_BYTES, stall, Lag::Held),
+            links: Links::of_pipeline(vec![HERE, HERE + 1], &TransferOptions::default()),
+            stall,
+            branches: vec![Branch::default()],
+            began: Instant::now(),
+            source_state: BroadcastState::default(),
+            source_report: None,
+            over_since: None,
+            said: Vec::new(),
+        };
+        let mut bytes_when = |given: u64| {
+            let done = Amount { bytes: given, ..Amount::default() };
+            let tree = Some(TreeProgress { done, ..TreeProgress::default() });
+            let whole = BroadcastState { received: 100, written: 100, has_all: true, ..BroadcastState::default() };
+            let state = BroadcastState { tree, ..whole };
+            assert_eq!(branches.hear(HERE + 1, Message::BroadcastState(state)), None);
+            branches.bytes()
+        };
+        assert!(bytes_when(10) < bytes_when(20));
     }
 }

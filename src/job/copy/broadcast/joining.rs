@@ -212,15 +212,13 @@ impl Copy<'_> {
     pub(super) fn add_target(&mut self, run: &mut Run, mut joiner: Joiner) {
         let path = self.plan.targets[0].path();
         let spec = added(OsStr::from_bytes(&joiner.request.target), path).and_then(|spec| {
-            // A host that has failed may be added again.
-            let is_there = |at: usize| run.targets[at].spec.host() == spec.host() && !run.has_failed(at);
+            // The failure of a target that does not count is forgotten.
+            let there = (0..run.targets.len()).filter(|&at| run.counts(at) || !run.has_failed(at));
+            let there = there.map(|at| (&run.targets[at].spec, run.has_failed(at)));
             match run.targets.len() {
                 _ if run.chain.has_ended() => Err("the copy has already ended".to_owned()),
                 HOSTS_MAX.. => Err(format!("the copy already has {HOSTS_MAX} hosts, which is the limit")),
-                count if (0..count).any(is_there) => {
-                    Err(format!("{} is already one of its hosts", escaped(spec.host())))
-                }
-                _ => Ok(spec),
+                _ => refusal(&spec, there).map_or(Ok(spec), Err),
             }
         });
         let spec = match spec {
@@ -349,6 +347,19 @@ fn added(text: &OsStr, path: &OsStr) -> Result<Spec, String> {
     }
 }
 
+/// Returns why a host cannot be added to a copy with these targets. `bool`: whether the target has failed.
+fn refusal<'a>(spec: &Spec, mut there: impl Iterator<Item = (&'a Spec, bool)>) -> Option<String> {
+    there.find_map(|(other, has_failed)| {
+        let is_refused = other.host() == spec.host() && !(has_failed && other.path() == spec.path());
+        // The copy has one outcome for each host, so success with another path would hide the failure.
+        let how = || match has_failed {
+            true => format!(", with another destination; to try again, add {}", other.typed()),
+            false => String::new(),
+        };
+        is_refused.then(|| format!("{} is already one of its hosts{}", escaped(spec.host()), how()))
+    })
+}
+
 impl Run {
     /// Whether a target will never have its tree.
     pub(super) fn has_failed(&self, at: usize) -> bool {
@@ -408,5 +419,24 @@ impl Run {
     /// Returns the target on a host that is being asked about its destination.
     pub(super) fn is_asked(&self, host: usize) -> Option<usize> {
         self.target_of(host).filter(|&at| self.targets[at].placing.is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_host_is_added_again_only_with_its_own_destination() {
+        let spec = |text: &str| Spec::parse(OsStr::new(text)).expect("a host");
+        let (failed, other) = (spec("h3:/data"), spec("h4:/data"));
+        let refused = |text: &str| refusal(&spec(text), [(&other, false), (&failed, true)].into_iter());
+        assert_eq!(refused("h3:/data"), None);
+        assert_eq!(refused("h5:/other"), None);
+        let line = "h3 is already one of its hosts, with another destination; to try again, add h3:/data";
+        assert_eq!(refused("h3:/scratch/data").as_deref(), Some(line));
+        for taken in ["h4:/data", "h4:/other"] {
+            assert_eq!(refused(taken).as_deref(), Some("h4 is already one of its hosts"));
+        }
     }
 }

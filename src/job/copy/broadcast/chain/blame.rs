@@ -23,7 +23,7 @@ pub(super) const COMPARED_AFTER: Duration = Duration::from_secs(2);
 const BUSY_OVER: Duration = Duration::from_secs(2);
 const IDLE_PERMILLE: u16 = 500;
 
-/// How long a disk may write nothing although there is data before it is given up.
+/// How long a disk may write nothing although there is data before it is given up, unless its node is behind.
 const DISK_MAX: Duration = Duration::from_secs(30);
 
 /// How long a node that has the whole stream may go without writing much more of it, for example while a server makes
@@ -32,7 +32,8 @@ const DISK_MAX: Duration = Duration::from_secs(30);
 const FINISH_MAX: Duration = Duration::from_secs(30 * 60);
 const FINISH_RATE: u64 = 1 << 20;
 
-/// How long a node may take to leave. It may be in the middle of a write, or be making a file durable.
+/// How long a node may take to leave. It may be in the middle of a write, or be making a file durable, and a server of
+/// files that fails over may answer none of its writes for more than `DISK_MAX`.
 const LEAVE_MAX: Duration = Duration::from_secs(5 * 60);
 
 /// How long a node may be silent, unless it is being copied to, before it is given up.
@@ -93,8 +94,9 @@ impl Chain {
         }
     }
 
-    /// Gives up nodes whose disks stand still, if they are behind, or if no other unfinished node is at work. A node at
-    /// work may yet catch up with one that stands still; a node whose disk stands still as well will not.
+    /// Gives up nodes whose disks stand still, if no other unfinished node is at work. A node at work may yet catch up
+    /// with one that stands still; a node whose disk stands still as well will not. A node that is behind holds up no
+    /// other, and gets its copy once it has left, so it is given up only when it does not leave.
     fn give_up_disks(&mut self, now: Duration) {
         // A command may do without its input for long.
         if self.lag != Lag::Copied {
@@ -107,10 +109,13 @@ impl Chain {
         };
         let is_at_it = |node: Node| self.members[node].tree == Tree::Open && !is_still(node);
         let is_any_at_it = (1..self.members.len()).any(is_at_it);
-        // Nothing is known of the disk of a node that is silent.
-        let is_up = |&node: &Node| {
-            is_still(node) && !self.is_silent(node, now) && (self.members[node].is_behind || !is_any_at_it)
+        let leave_max = LEAVE_MAX.max(self.silent_max());
+        let is_hopeless = |node: Node| match self.members[node].is_behind {
+            true => now.saturating_sub(self.members[node].wrote) > leave_max,
+            false => !is_any_at_it,
         };
+        // Nothing is known of the disk of a node that is silent.
+        let is_up = |&node: &Node| is_still(node) && !self.is_silent(node, now) && is_hopeless(node);
         let given_up: Vec<Node> = (1..self.members.len()).filter(is_up).collect();
         given_up.into_iter().for_each(|node| self.fail(node, Why::DiskStill));
     }

@@ -26,7 +26,7 @@ use crate::control::stages::{Attachment, Inlet, Outlet, Whole};
 use crate::control::tunnel::{Emit, Tunnel};
 use crate::engine::link::LastWord;
 use crate::engine::listen::{Further, Incoming, Listener};
-use crate::engine::session::{FirstLane, NoWork, Session};
+use crate::engine::session::{FirstLane, NoWork, Session, post_soon};
 use crate::engine::{Event, Work, channel, reach};
 use crate::fault::{Exit, errno_of, escaped, os};
 use crate::fs::sink::{FileSink, StreamSink, Target, Tee};
@@ -280,7 +280,7 @@ impl End {
     }
 
     fn post(&self, event: Event) {
-        let _ = self.shared.post.send(event);
+        let _ = post_soon(&self.shared.post, event);
     }
 
     /// Whether the outcome has not been reported yet.

@@ -7,10 +7,11 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
-use flume::{Receiver as Queue, Sender as Post};
+use flume::{Receiver as Queue, Sender as Post, TrySendError};
 use rd_proto::control::{self, Endpoint, Offer, Policy, RailAddress, RdmaKind, Role};
 use rd_proto::handshake::{ControlChannel, Established, LaneId, SessionId, SessionSecret, connect_join};
 use rd_proto::session::{Agreed, RDMA_LANE_FIRST};
+use rustix::io::Errno;
 
 use super::link::{AUTHENTICATE_MAX, LinkError, authenticate, connect, connect_by, exchange_offers, rng, tcp_lane};
 use super::listen::Registry;
@@ -90,6 +91,14 @@ pub fn open(
 ) -> Result<Opened, Obstacle> {
     let (mut opened, adapters) = map(agreed, options.buffers(agreed.chunk_bytes, available_bytes(Path::new("/"))))?;
     let Established { session, secret, .. } = established;
+    // The loop does not run yet. If the peer has filled its channel by further lanes, waiting for room would never end.
+    let tell = |event| match post.try_send(event) {
+        Err(TrySendError::Full(_)) => {
+            let reason = "the peer has sent too much before this end was ready";
+            Err(Obstacle::Link(LinkError::Transport(reason.to_owned())))
+        }
+        _ => Ok(()),
+    };
     match (listening, adapters) {
         (None, adapters) => {
             let reached = unmapped(address).ip();
@@ -125,13 +134,13 @@ pub fn open(
             opened._listening = Some(service.start().map_err(Obstacle::Thread)?);
         }
         // The other end waits for a list of addresses to dial.
-        (Some(_), None) => drop(post.send(Event::Endpoints(Vec::new()))),
+        (Some(_), None) => tell(Event::Endpoints(Vec::new()))?,
     }
     if listening.is_some()
         && let addresses = rails::own(&options.rails, own)
         && !addresses.is_empty()
     {
-        let _ = post.send(Event::Addresses(addresses));
+        tell(Event::Addresses(addresses))?;
     }
     Ok(opened)
 }
@@ -258,6 +267,31 @@ impl Dialing {
     }
 }
 
+/// Connects over the rail with this number. Rail 0 leads to the address that the session began on, which may still be
+/// reached when this host's own address or interface has changed; then the routes decide, as without rails.
+fn connect_over(
+    rail: Option<&Rail>,
+    number: u8,
+    address: SocketAddr,
+    deadline: Instant,
+) -> Result<TcpStream, LinkError> {
+    match rail.map(|rail| connect_by(rail, address.port(), deadline)) {
+        Some(Err(error)) if number == 0 && may_be_ours(&error) => connect(address, deadline),
+        Some(connected) => connected,
+        None => connect(address, deadline),
+    }
+}
+
+/// Whether a failure to connect from an address of this host may not occur from another.
+fn may_be_ours(error: &LinkError) -> bool {
+    match error {
+        LinkError::Os { error, .. } => {
+            [Errno::ADDRNOTAVAIL, Errno::NODEV, Errno::NETUNREACH, Errno::HOSTUNREACH].contains(error)
+        }
+        _ => *error == LinkError::TimedOut,
+    }
+}
+
 impl Dialer for Dialing {
     fn dial(&self, lane: LaneId, rail: u8, report: Report) -> Result<(Box<dyn Lane>, ControlChannel), LinkError> {
         if lane.index >= RDMA_LANE_FIRST {
@@ -265,10 +299,7 @@ impl Dialer for Dialing {
             return self.rdma.as_ref().ok_or_else(none)?.dial(lane, self.rail(control::Path::Rdma, rail), report);
         }
         let deadline = Instant::now() + AUTHENTICATE_MAX;
-        let mut stream = match self.rail(control::Path::Tcp, rail) {
-            Some(rail) => connect_by(rail, self.address.port(), deadline)?,
-            None => connect(self.address, deadline)?,
-        };
+        let mut stream = connect_over(self.rail(control::Path::Tcp, rail), rail, self.address, deadline)?;
         let hello = connect_join(&self.secret, self.session, lane, &mut rng());
         let established = authenticate(&mut stream, hello, deadline)?;
         tcp_lane(stream, established.control, report)
@@ -296,5 +327,58 @@ impl Dialer for Dialing {
 
     fn rail_name(&self, path: control::Path, rail: u8) -> Option<String> {
         Some(self.rail(path, rail)?.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rd_proto::handshake::{self, Key, connect_first};
+
+    use super::*;
+
+    #[test]
+    fn a_full_channel_does_not_hold_up_the_opening() {
+        let (post, _events) = flume::bounded(1);
+        post.send(Event::Cut).expect("room");
+        let registry = Arc::new(Mutex::new(Registry::new(post.clone())));
+        let key = Key::from_random([7; 32]);
+        let (state, hello) = connect_first(&key, SessionId::random(&mut rng()), &mut rng());
+        let (listening, reply) = handshake::listen(&key, |_| None, &hello, &mut rng()).expect("ours");
+        let (_, confirm) = state.finish(&reply).expect("the same key");
+        let established = listening.finish(&confirm).expect("the same key");
+        let agreed = Agreed {
+            policy: Policy::Tcp,
+            try_rdma: false,
+            seal_tcp: true,
+            seal_rdma: false,
+            tcp_lanes: 1,
+            tcp_lanes_max: 2,
+            rdma_lanes: 1,
+            chunk_bytes: 64 << 10,
+            reconnect: Duration::ZERO,
+        };
+        let ends = [SocketAddr::from(([127, 0, 0, 1], 1)); 2];
+        let (tell, told) = flume::bounded(1);
+        std::thread::spawn(move || {
+            let options = TransferOptions::default();
+            let opened = open(ends, &established, agreed, [0; 16], &options, Some(&registry), &post);
+            tell.send(opened.err())
+        });
+        let obstacle = told.recv_timeout(Duration::from_secs(20)).expect("it waits for nothing");
+        assert!(matches!(obstacle, Some(Obstacle::Link(LinkError::Transport(_)))), "{obstacle:?}");
+    }
+
+    #[test]
+    fn the_first_rail_is_not_bound_to_an_address_that_this_host_has_lost() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let rail =
+            Rail { interface: "lo".to_owned(), local: "192.0.2.1".parse().expect("an address"), peer: address.ip() };
+        let connect = |number| connect_over(Some(&rail), number, address, Instant::now() + AUTHENTICATE_MAX);
+        assert_eq!(connect(0).expect("the routes lead there").peer_addr().expect("connected"), address);
+        let other = connect(1).expect_err("another rail leads over its own interface only");
+        assert_eq!(other, LinkError::Os { what: "connect", error: Errno::ADDRNOTAVAIL });
     }
 }

@@ -54,7 +54,8 @@ pub(crate) fn names() -> Vec<String> {
 }
 
 /// Returns the addresses that the listening end announces: those that the choice allows, and the address on which the
-/// session began. Empty if there is no second interface, or if no second rail is wanted.
+/// session began. That address comes first, then one of each interface in turn. Empty if there is no second interface,
+/// or if no second rail is wanted.
 pub(super) fn own(choice: &RailChoice, began_on: SocketAddr) -> Vec<RailAddress> {
     let here = here();
     tell(choice, unmapped(began_on).ip(), &here)
@@ -67,7 +68,7 @@ fn tell(choice: &RailChoice, began_on: IpAddr, here: &[InterfaceAddress]) -> Vec
         is_usable(known.address) && (Some(&*known.interface) == first || choice.allows(&known.interface, has))
     };
     let mut interfaces: Vec<&str> = Vec::new();
-    let mut told = Vec::new();
+    let mut told: Vec<((bool, usize), RailAddress)> = Vec::new();
     for known in here.iter().filter(is_told) {
         let at = interfaces.iter().position(|&name| name == known.interface).unwrap_or_else(|| {
             interfaces.push(&known.interface);
@@ -75,9 +76,16 @@ fn tell(choice: &RailChoice, began_on: IpAddr, here: &[InterfaceAddress]) -> Vec
         });
         let Ok(interface) = u8::try_from(at) else { break };
         let &InterfaceAddress { address, prefix_bits, .. } = known;
-        told.push(RailAddress { interface, address, prefix_bits, rate_mbps: rate_mbps(&known.interface) });
+        let nth = told.iter().filter(|(_, earlier)| earlier.interface == interface).count();
+        let address = RailAddress { interface, address, prefix_bits, rate_mbps: rate_mbps(&known.interface) };
+        told.push(((address.address != began_on, nth), address));
     }
-    if interfaces.len() < 2 || choice.most() < 2 { Vec::new() } else { told }
+    if interfaces.len() < 2 || choice.most() < 2 {
+        return Vec::new();
+    }
+    // A long list is cut (`ENDPOINTS_MAX`), and a peer that lacks the address on which the session began finds no rail.
+    told.sort_by_key(|(order, _)| *order);
+    told.into_iter().map(|(_, address)| address).collect()
 }
 
 /// Returns the rails to an end that has announced these addresses, beginning with the rail on which the session began.
@@ -300,6 +308,16 @@ mod tests {
         assert_eq!(told("e2"), ["10.1.0.1", "10.3.0.1"], "and the one that the session began on");
         assert_eq!(told("ens9"), told("auto"), "a name of the other end");
         assert!(told("e0").is_empty() && told("1").is_empty());
+    }
+
+    #[test]
+    fn no_interface_is_missing_from_the_beginning_of_a_long_list() {
+        let mut here: Vec<_> = (1..=40).map(|host| own("e0", &format!("10.1.0.{host}"), 24)).collect();
+        here.extend([own("e1", "fd00:2::1", 64), own("e1", "10.2.0.1", 24), own("e2", "10.3.0.1", 24)]);
+        let told = tell(&RailChoice::Auto, ip("10.2.0.1"), &here);
+        assert_eq!(told.len(), here.len());
+        let first: Vec<_> = told[..5].iter().map(|known| known.address.to_string()).collect();
+        assert_eq!(first, ["10.2.0.1", "10.1.0.1", "fd00:2::1", "10.3.0.1", "10.1.0.2"]);
     }
 
     #[test]

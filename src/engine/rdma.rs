@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -112,6 +113,8 @@ pub struct Dialing {
     reached: IpAddr,
     remote: Mutex<Option<Vec<Offered>>>,
     remote_known: Condvar,
+    /// Number of the pair of addresses that the next attempt tries first.
+    next_pair: AtomicUsize,
 }
 
 impl Dialing {
@@ -125,8 +128,8 @@ impl Dialing {
         secret: SessionSecret,
         reached: IpAddr,
     ) -> Self {
-        let (remote, remote_known) = (Mutex::new(None), Condvar::new());
-        Self { adapters, policy, ticket, session, secret, reached, remote, remote_known }
+        let (remote, remote_known, next_pair) = Default::default();
+        Self { adapters, policy, ticket, session, secret, reached, remote, remote_known, next_pair }
     }
 
     /// Records the RDMA listeners that the peer has now.
@@ -142,7 +145,8 @@ impl Dialing {
         rails::find_rdma(choice, first, told, &local, &remote)
     }
 
-    /// Tries the pair of addresses of a rail. Without a rail, tries all pairs of addresses, best first.
+    /// Tries the pair of addresses of a rail. Without a rail, tries all pairs of addresses, best first. If there is no
+    /// time for all, the next attempt begins with the rest.
     ///
     /// # Errors
     ///
@@ -173,19 +177,27 @@ impl Dialing {
         if let Some(rail) = rail {
             pairs.retain(|(local, remote)| [local.address, unmapped(remote.address).ip()] == [rail.local, rail.peer]);
         }
+        let (first, count) = (self.next_pair.load(Ordering::Relaxed), pairs.len());
+        pairs.rotate_left(first.checked_rem(count).unwrap_or(0));
+        let mut tried = 0;
         for (local, remote) in pairs {
             let pair_deadline = deadline.min(Instant::now() + PAIR_MAX);
             match self.dial_pair(lane, local, remote.address, pair_deadline, Arc::clone(&report)) {
-                Ok(made) => return Ok(made),
+                Ok(made) => {
+                    self.next_pair.store(0, Ordering::Relaxed);
+                    return Ok(made);
+                }
                 Err(error) => {
                     let (device, from, to) = (&local.device, local.address, unmapped(remote.address));
                     failure = LinkError::Transport(format!("{device} {from} > {to}: {error}"));
                 }
             }
+            tried += 1;
             if Instant::now() >= deadline {
                 break;
             }
         }
+        self.next_pair.store(pair_after(first, tried, count), Ordering::Relaxed);
         Err(failure)
     }
 
@@ -208,6 +220,12 @@ impl Dialing {
         let made = connection.into_lane(established.token, deadline, report).map_err(broken)?;
         Ok((made, established.control))
     }
+}
+
+/// Returns the pair of addresses with which the next attempt begins, after one that began with `first` and failed with
+/// `tried` of `count` pairs. The best pair if all have failed.
+fn pair_after(first: usize, tried: usize, count: usize) -> usize {
+    if tried < count { (first + tried) % count } else { 0 }
 }
 
 /// Listens for RDMA lanes, while it lives, at every address whose device the policy allows. Reports the addresses to
@@ -320,4 +338,22 @@ fn accept(mut connection: Connection, served: SessionId, registry: &Mutex<Regist
         let lane = connection.into_lane(established.token, deadline, report).map_err(broken)?;
         Ok((lane, established.control))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_pair_is_left_out_for_lack_of_time() {
+        let (mut first, mut tried) = (0, Vec::new());
+        for _ in 0..2 {
+            tried.extend((first..first + 3).map(|pair| pair % 5));
+            first = pair_after(first, 3, 5);
+        }
+        assert_eq!(tried, [0, 1, 2, 3, 4, 0]);
+        assert_eq!(pair_after(3, 5, 5), 0, "all have failed");
+        assert_eq!(pair_after(4, 1, 2), 1, "there are fewer now");
+        assert_eq!(pair_after(4, 0, 0), 0, "there is none now");
+    }
 }

@@ -4,8 +4,9 @@ use std::ffi::OsStr;
 use std::net::TcpStream;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use flume::{Receiver, Sender};
+use flume::{Receiver, SendTimeoutError, Sender};
 use rd_proto::control::{Cause, Frame, IoFact, Offer, Policy, RdmaKind, Refusal, Role};
 use rd_proto::handshake::Established;
 use rd_proto::session::{Agreed, Outcome};
@@ -21,6 +22,10 @@ use crate::fault::escaped;
 use crate::fs::plain_fact;
 use crate::log::{self, Step};
 use crate::options::TransferOptions;
+
+/// How long a signal waits for room in the event channel. The running loop takes events without a pause. Before the
+/// loop runs, a peer may have filled the channel.
+const ROOM_MAX: Duration = Duration::from_secs(1);
 
 /// The authenticated first lane of a session.
 pub struct FirstLane {
@@ -184,7 +189,7 @@ impl Session<'_> {
         // From here on there is something to clean up and a peer to tell, and this is the last session of this process.
         if self.takes_signals {
             let post = self.post.clone();
-            crate::signals::forward(false, move |signal| post.send(Event::Signal(signal)).is_ok())
+            crate::signals::forward(false, move |signal| post_soon(&post, Event::Signal(signal)))
                 .map_err(|error| ours_is(give_up(&mut first, role, Obstacle::Signals(error))))?
                 .keep();
         }
@@ -226,6 +231,12 @@ impl Session<'_> {
     }
 }
 
+/// Posts an event from outside the session. Returns false once nothing takes events. If there is no room for too long,
+/// the event is dropped: the thread that counts signals must not be held up.
+pub(crate) fn post_soon(post: &Sender<Event>, event: Event) -> bool {
+    !matches!(post.send_timeout(event, ROOM_MAX), Err(SendTimeoutError::Disconnected(_)))
+}
+
 impl FirstLane {
     /// Returns the name of the other end for the user. Before the offers, the end that was connected to
     /// (`is_listening`) knows only an address.
@@ -260,4 +271,20 @@ fn no_device(ours: &Offer, theirs: &Offer) -> Option<Obstacle> {
     let is_lacking =
         ours.rdma.min(theirs.rdma) == RdmaKind::None && ours.policy != Policy::Tcp && theirs.policy != Policy::Tcp;
     is_lacking.then_some(Obstacle::NoDevice { here })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_channel_does_not_hold_up_a_signal() {
+        let (post, events) = flume::bounded(1);
+        assert!(post_soon(&post, Event::Signal(libc::SIGINT)), "there is room");
+        let (full, (tell, told)) = (post.clone(), flume::bounded(1));
+        std::thread::spawn(move || tell.send(post_soon(&full, Event::Signal(libc::SIGINT))));
+        assert_eq!(told.recv_timeout(Duration::from_secs(20)), Ok(true), "the session is still there");
+        drop(events);
+        assert!(!post_soon(&post, Event::Signal(libc::SIGINT)), "nothing takes signals");
+    }
 }

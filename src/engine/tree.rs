@@ -47,8 +47,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// loop has ended. After that, answers are dropped and no thread waits.
 pub fn answer(post: Post<Event>) -> (SendAnswer, impl Fn() -> bool + Send + Sync + 'static) {
     let (answers, queue) = bounded(ANSWERS_WAITING);
-    // Fails only if the loop has ended, and then the queue is gone as well.
-    let _ = post.send(Event::Answers(queue));
+    // The loop does not run yet. If the peer has filled its channel, waiting for room would never end. The queue is
+    // dropped instead, and the session does not begin.
+    let _ = post.try_send(Event::Answers(queue));
     let waiting = answers.clone();
     let answer = Box::new(move |answer: Answer| {
         if answers.send(answer.encode()).is_ok() {
@@ -101,4 +102,22 @@ pub fn start(
         sink.discard();
     })?;
     Ok((jobs, thread))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_channel_does_not_hold_up_the_sink() {
+        let (post, _events) = bounded(1);
+        post.send(Event::Cut).expect("room");
+        let (tell, told) = bounded(1);
+        std::thread::spawn(move || {
+            let (answer, is_over) = answer(post);
+            answer(Answer::Fresh { directory: 1 });
+            tell.send(is_over())
+        });
+        assert_eq!(told.recv_timeout(Duration::from_secs(20)), Ok(true), "no thread waits for answers to be taken");
+    }
 }

@@ -40,9 +40,11 @@ const SEND_TIMEOUT: Duration = Duration::from_millis(100);
 /// How long a closing lane waits for its last frames to be sent and for the peer to close as well.
 const CLOSE_WAIT: Duration = Duration::from_millis(300);
 
-/// How many bytes of an incomplete record must arrive for the peer to count as heard. Heartbeats are far shorter: if
-/// bytes were lost on the way, only heartbeats arrive to fill the gap.
-const PART_HEARD_BYTES: usize = 4096;
+/// How many bytes of an incomplete record must arrive for the peer to count as heard. A lane of 103 bytes a second
+/// brings them within the session's limit of 5 s. If bytes were lost on the way, only heartbeats arrive to fill the
+/// gap: a PING is a record of 21 bytes, sent once a second, which makes 105 bytes within that limit. An idle end sends
+/// no other frame regularly.
+const PART_HEARD_BYTES: usize = 512;
 
 /// Silence after which the kernel probes the peer, and the time between probes. Only a stopped peer (^Z) is silent for
 /// longer than the session's heartbeat.
@@ -516,8 +518,10 @@ impl Staging {
 mod tests {
     use std::io::{Read, Write};
     use std::net::TcpListener;
+    use std::num::NonZeroUsize;
 
     use super::*;
+    use crate::transport::Pool;
 
     #[test]
     fn nothing_paces_within_a_host() {
@@ -542,6 +546,34 @@ mod tests {
         near.read(&mut [0; 1]).expect_err("a reset");
         near.peer_addr().expect_err("no peer any more");
         tune(&near).expect("options");
+    }
+
+    #[test]
+    fn a_slow_chunk_is_a_sign_of_life_and_heartbeats_in_its_gap_are_none() {
+        const CHUNK_BYTES: usize = 64 << 10;
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let mut near = TcpStream::connect(listener.local_addr().expect("bound")).expect("loopback");
+        let (far, _) = listener.accept().expect("a connection");
+        let (_pool, mut buffers) = Pool::new(1, NonZeroUsize::new(CHUNK_BYTES).expect("not 0")).expect("memory");
+        let mut lane = TcpLane::start(far, Arc::new(|_| {})).expect("threads");
+        assert!(lane.post_receive(buffers.pop().expect("one")).is_ok());
+        let mut header = [0; CHUNK_HEADER_BYTES];
+        header[0] = b'C';
+        header[4..8].copy_from_slice(&(CHUNK_BYTES as u32).to_le_bytes());
+        near.write_all(&header).expect("sent");
+        let never = lane.last_heard();
+        // As many sealed PINGs as come within 5 s.
+        for _ in 0..5 {
+            near.write_all(&control_record(&[0; 17])).expect("sent");
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(lane.last_heard(), never);
+        near.write_all(&[0; 512]).expect("sent");
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while lane.last_heard() == never {
+            assert!(Instant::now() < deadline, "a lane of 103 bytes a second counts as silent");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     #[test]

@@ -107,10 +107,11 @@ const AGENT_CACHE: &[Term] =
 
 const NODES: &[Term] = &[("SLURM_JOB_NODELIST, SLURM_NODELIST", "The nodes of a Slurm allocation, for --hosts slurm.")];
 
-const COPY: &[Term] = &[
-    ("SLURM_JOB_ID", "Set within a Slurm allocation, where a copy to several of its nodes is started by srun."),
-    ("XDG_RUNTIME_DIR", "The directory for the sockets of --join, instead of /run/user/UID."),
-];
+/// The variable by which programs notice that they run within an allocation.
+const ALLOCATION: &[Term] =
+    &[("SLURM_JOB_ID", "Set within a Slurm allocation, several of whose nodes are reached by srun instead of ssh.")];
+
+const COPY: &[Term] = &[("XDG_RUNTIME_DIR", "The directory for the sockets of --join, instead of /run/user/UID.")];
 
 const SSH_CONNECTION: &[Term] =
     &[("SSH_CONNECTION", "Set by sshd: the address at which ssh has reached this host. Other hosts may be told it.")];
@@ -131,8 +132,9 @@ const SSH_FILES: &[Term] = &[(
 
 const PARTIAL_FILES: &[Term] = &[(
     ".HASH.rd-part",
-    "An incomplete file or directory, beside its destination. If it is left by an interrupted copy, the same command, \
-     run again, resumes from it. It may be removed.",
+    "An incomplete file or directory, beside its destination. If it is left by an interrupted copy between two hosts, \
+     the same command, run again, resumes from it; a copy within one host, or to several without --sync, starts over. \
+     It may be removed.",
 )];
 
 const RECEIVED_FILES: &[Term] =
@@ -144,7 +146,8 @@ const COPY_FILES: &[Term] = &[
         ".HASH.rd-half",
         "Beside a file that is being written in place (--in-place, --append-verify) and is not yet complete. If a \
          killed copy has left it, the next copy compares the file's contents, whatever its size and time are, and \
-         removes it.",
+         removes it. Beside a generation of --snapshot, it marks one that is not yet complete: do not remove it, \
+         because a generation without it counts as complete.",
     ),
     ("~/.cache/rdma-pipe/digests", "At both ends: the digests that --digest-cache keeps."),
     (
@@ -254,7 +257,7 @@ fn pages() -> Vec<Page> {
         Page {
             command: CopyArguments::command(),
             examples: examples::RDCP,
-            environment: vec![RSH, NODES, COPY, CACHE, TREE_TEMPORARY, SETTINGS],
+            environment: vec![RSH, NODES, ALLOCATION, COPY, CACHE, TREE_TEMPORARY, SETTINGS],
             files: vec![SETTINGS_FILES, PARTIAL_FILES, COPY_FILES, AGENT_FILES, SSH_FILES],
             others: &["cp", "rsync", "scp", "ssh"],
         },
@@ -275,7 +278,7 @@ fn pages() -> Vec<Page> {
         Page {
             command: DoctorArguments::command(),
             examples: examples::RDDOCTOR,
-            environment: vec![RSH, NODES, SSH_CONNECTION, AGENT_CACHE, DRILL_TEMPORARY, SETTINGS],
+            environment: vec![RSH, NODES, ALLOCATION, SSH_CONNECTION, AGENT_CACHE, DRILL_TEMPORARY, SETTINGS],
             files: vec![SETTINGS_FILES, AGENT_FILES, SSH_FILES],
             others: &["ibv_devinfo", "ssh"],
         },

@@ -7,6 +7,7 @@ mod rig;
 
 use std::ffi::OsString;
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -258,7 +259,7 @@ fn a_cache_that_others_could_change_is_not_used() {
     let cache = far.cache();
     for open in [0o777, 0o770, 0o720, 0o702, 0o755] {
         fs::set_permissions(&cache, fs::Permissions::from_mode(open)).expect("ours");
-        far.refuses(&[".cache/rdma-pipe", "mode 0700", "remove it"]);
+        far.refuses(&[".cache/rdma-pipe", "mode 0700", "remove it", "--agent"]);
     }
     fs::set_permissions(&cache, fs::Permissions::from_mode(0o700)).expect("ours");
     if rustix::process::geteuid().is_root() {
@@ -277,6 +278,21 @@ fn a_cache_that_others_could_change_is_not_used() {
     far.refuses(&["File exists", "--agent"]);
     let there = far.join("elsewhere").join(agent.file_name().expect("a name"));
     assert_eq!(fs::read(there).expect("it is as it was").len() as u64, fs::metadata(AGENT).expect("it").len());
+}
+
+/// A default ACL overrides the umask.
+#[test]
+fn a_cache_below_a_directory_that_others_are_to_use_is_closed_to_them() {
+    let far = Far::new();
+    let parent = far.join("home/.cache");
+    fs::create_dir(&parent).expect("a directory");
+    let given = Command::new("setfacl").args(["-dm", "g::rwx,o::rx"]).arg(&parent).status();
+    if !given.is_ok_and(|status| status.success()) {
+        return not_run("setfacl is missing, or there are no ACLs here");
+    }
+    far.sends();
+    assert_eq!(mode(&far.cache()), 0o700);
+    far.finds();
 }
 
 /// Returns an `extra` for a host whose home is a separate file system.
@@ -341,6 +357,40 @@ fn a_cached_one_of_another_kind_is_not_run() {
     far.finds();
 }
 
+/// Hosts with different C libraries may share a home.
+#[test]
+fn a_cached_one_that_cannot_be_loaded_is_replaced() {
+    let far = Far::new();
+    far.sends();
+    let agent = far.agent();
+    fs::write(&agent, "#!/bin/sh\nexit 1\n").expect("ours");
+    let sum = Command::new("sha256sum").arg(&agent).output().expect("coreutils").stdout;
+    let (is, seems) = (String::from_utf8_lossy(&sum[..64]), agent.to_str().expect("UTF-8").rsplit('-').next());
+    let (sum, seems) = ("/usr/bin/sha256sum", seems.expect("a hash"));
+    far.program("bin/sha256sum", &format!("#!/bin/sh\n{sum} | sed s/{is}/{seems}/\n"));
+    let getconf = far.program("bin/getconf", "#!/bin/sh\necho glibc 2.3\n");
+    far.refuses(&["glibc is 2.3,", "or later", "install"]);
+    far.copy(&["-n"]).expect(3).one_line("rdcp", &["far has no rdma-pipe-agent"]);
+    fs::remove_file(getconf).expect("ours");
+    far.sends();
+    far.agent();
+}
+
+/// Another host that shares the home has got the agent in the meantime, and may have started it.
+#[test]
+fn one_that_has_come_meanwhile_is_not_replaced() {
+    let far = Far::new();
+    far.sends();
+    let agent = far.agent();
+    let other = far.join("other");
+    fs::rename(&agent, &other).expect("ours");
+    let inode = fs::metadata(&other).expect("it").ino();
+    let come = format!("mv {} {}", other.display(), agent.display());
+    far.program("bin/head", &format!("#!/bin/sh\n/usr/bin/head \"$@\" && {come}\n"));
+    far.sends();
+    assert_eq!(fs::metadata(far.agent()).expect("it").ino(), inode);
+}
+
 /// If the program does not run there, the error line shows the program's own message, and the program is not kept.
 #[test]
 fn one_that_does_not_run_there() {
@@ -369,7 +419,7 @@ fn what_was_asked_for_otherwise() {
     nothing(&["--agent", "/nonexistent/agent"], &["far has no /nonexistent/agent", "--agent"]);
     let advice = "without --agent and --no-bootstrap, one is copied there";
     nothing(&["--no-bootstrap", "--agent", "/nonexistent/agent"], &["far has no /nonexistent/agent", advice]);
-    // `--bootstrap` is still accepted, as it was when sending had to be requested.
+    // The last one counts.
     far.copy(&["--agent", "/nonexistent/agent", "--no-bootstrap", "--bootstrap"]).expect(0);
     far.arrived();
     // A dry run uses a cached agent too, but does not replace it.
@@ -391,6 +441,8 @@ fn one_that_is_installed_and_of_no_use() {
         ("rsh", &*format!("#!/bin/sh\n{OTHER}\nexec cat >/dev/null\n")),
         ("ssh", "#!/nonexistent/interpreter\n"),
         ("rsh", "#!/nonexistent/interpreter\n"),
+        ("ssh", "#!/bin/sh\necho 'libc.so.6: version GLIBC_2.99 not found' >&2; exit 1\n"),
+        ("ssh", "#!/bin/sh\necho 'GLIBC_2.99 not found' >&2; exit 2\n"),
     ] {
         let far = Far::new();
         far.program("bin/rdma-pipe-agent", installed);
@@ -403,6 +455,8 @@ fn one_that_is_installed_and_of_no_use() {
         let ended = Process::spawn(&mut far.command(launcher, &["--no-bootstrap"])).wait();
         if installed.contains("9.9") {
             ended.expect(9).one_line("rdcp", &["far has rdma-pipe 9.9", "3.7", "--agent"]);
+        } else if installed.contains("GLIBC") {
+            ended.expect(3).one_line("rdcp", &["no agent answered on far", "GLIBC_2.99 not found"]);
         } else {
             ended.expect(3).one_line("rdcp", &["far has no rdma-pipe-agent"]);
         }
@@ -462,6 +516,7 @@ fn any_shell_does() {
                 "grep",
                 "uname",
                 "head",
+                "ln",
                 "mv",
             ],
             _ => &["sh"],
@@ -601,6 +656,37 @@ fn a_signal_that_reaches_the_launcher_first() {
         .wait()
         .expect(3)
         .one_line("rdcp", &["no agent answered on far", "exit code 143"]);
+}
+
+/// Other commands may share the connection of an ssh (`ControlMaster`). Such an ssh goes on after its own command, with
+/// a socket at which it listens and one for each of them.
+#[test]
+fn an_ssh_whose_connection_others_share_is_left_to_them() {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+    let far = Far::with("echo $$ >DIR/pid; sh -c \"$last\"; exec sleep 60 </dev/null >/dev/null", "");
+    symlink(AGENT, far.join("bin/rdma-pipe-agent")).expect("a link");
+    let address = SocketAddr::from_abstract_name(format!("rdcp-shared-{}", std::process::id())).expect("a name");
+    let listener = UnixListener::bind_addr(&address).expect("a socket");
+    let _joined = UnixStream::connect_addr(&address).expect("a connection");
+    let (accepted, _) = listener.accept().expect("a connection");
+    let alone = far.command("ssh", &[]);
+    let mut shared = in_shell("exec \"$@\" 3<&0 4<&1 </dev/null >/dev/null", &alone);
+    shared.current_dir(far.0.path()).stdin(OwnedFd::from(listener)).stdout(OwnedFd::from(accepted));
+    for (mut command, is_shared) in [(alone, false), (shared, true)] {
+        Process::spawn(&mut command).wait().expect(0);
+        far.arrived();
+        let pid = fs::read_to_string(far.join("pid")).expect("a number").trim().parse().expect("a number");
+        if is_shared {
+            // The process that ends launchers after their caller has done so by now.
+            std::thread::sleep(Duration::from_millis(1500));
+        }
+        assert_eq!(lab::is_alive(pid), is_shared);
+        if is_shared {
+            let pid = rustix::process::Pid::from_raw(pid as i32).expect("a process");
+            rustix::process::kill_process(pid, Signal::KILL).expect("a process of ours");
+        }
+    }
 }
 
 /// The agent beside the program is read only when a host needs it. If it is missing, a line says so.

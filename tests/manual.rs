@@ -78,7 +78,7 @@ const VARIABLES: &[(&str, &[&str])] = &[
     ("RDMA_PIPE_CONFIG", &[]),
     ("RDMA_PIPE_LOG", &[]),
     ("RD_KEY", &["rdsend", "rdrecv", "rdperf"]),
-    ("SLURM_JOB_ID", &["rdcp"]),
+    ("SLURM_JOB_ID", &["rdcp", "rddoctor"]),
     ("SLURM_JOB_NODELIST", &["rdcp", "rddoctor"]),
     ("SLURM_NODELIST", &["rdcp", "rddoctor"]),
     ("SSH_CONNECTION", &["rddoctor", "rdma-pipe-agent"]),

@@ -1,6 +1,6 @@
 //! Destinations of `rdcp` when a command line names several hosts: what is refused before any host is contacted, the
 //! file of failed hosts, and how many launchers are started at once. Also what becomes of destinations in which something
-//! is not deleted.
+//! is not deleted, and what a slash after a pattern means.
 
 mod rig;
 
@@ -173,6 +173,34 @@ fn a_destination_where_nothing_was_deleted_is_named() {
         assert!(lines.contains("1 entry was not copied"), "{host}: {lines}");
         assert!(lab.join("dst/k/old").exists(), "{host}");
     }
+}
+
+/// As after a name that is written out: with `--sync` the contents are meant, and a link is followed.
+#[test]
+fn a_slash_after_a_pattern_counts() {
+    let lab = Lab::new();
+    for name in ["my dir", "p-1", "p-2", "a", "b", "c", "d"] {
+        fs::create_dir(lab.join(name)).expect("a directory");
+    }
+    for name in ["my dir/f", "p-1/one", "p-2/two"] {
+        lab.0.file(name, b"1");
+    }
+    std::os::unix::fs::symlink("p-1", lab.join("current")).expect("a link");
+    for (is_synced, from, to, copies) in [
+        (true, "my\\ dir/", "a", &["f"][..]),
+        (true, "p*1/", "b", &["one"]),
+        (true, "p-*/", "c", &["one", "two"]),
+        (false, "cur*/", "d", &["current/one"]),
+    ] {
+        let mut command = lab.command(rdcp(), "rsh", AGENT);
+        command.args(is_synced.then_some("--sync")).arg("-r").arg(lab.there("h", from)).arg(lab.join(to));
+        let ended = ended(&mut command);
+        ended.expect(0);
+        for copy in copies {
+            assert!(lab.join(to).join(copy).is_file(), "{from}: {copy} is missing: {}", ended.stderr);
+        }
+    }
+    assert!(fs::symlink_metadata(lab.join("d/current")).expect("a copy").is_dir(), "the link was copied");
 }
 
 /// A source that is its own destination is not merged with the others, and what only it has is not deleted.

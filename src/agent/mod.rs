@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use minicbor::bytes::ByteVec;
 use rd_proto::session::TCP_LANES_DEFAULT;
 
-use crate::control::frames::{Begin, BroadcastRole, FOUND_MAX, Fault, Job, Message, STAGES_MAX};
+use crate::control::frames::{Begin, BroadcastRole, FAULTS_MAX, FOUND_MAX, Fault, Found, Job, Message, STAGES_MAX};
 use crate::control::stages::{Share, Stages};
 use crate::control::tunnel::Emit;
 use crate::engine::work;
@@ -41,6 +42,9 @@ const STOP_MAX: Duration = Duration::from_secs(2);
 const LOST_MAX: Duration = Duration::from_secs(3);
 const ALONE_MAX: Duration = Duration::from_secs(60);
 
+/// How long a search keeps back what it has found.
+const FOUND_EVERY: Duration = Duration::from_secs(1);
+
 /// Called by any thread. Must not wait.
 pub(crate) type Ended = Arc<dyn Fn() + Send + Sync>;
 
@@ -50,6 +54,30 @@ fn in_thread(name: &str, emit: &Emit, work: impl FnOnce(&Emit) + Send + 'static)
     if let Err(error) = std::thread::Builder::new().name(name.to_owned()).spawn(move || work(&own)) {
         emit(Message::Failed(Fault::plain(Exit::Connect.code(), format!("cannot start a thread: {error}"))));
     }
+}
+
+/// Searches for sources, and reports meanwhile what it finds and what is missing.
+fn find(patterns: &[ByteVec], links: bool, expand: bool, emit: &Emit) {
+    let patterns: Vec<&[u8]> = patterns.iter().map(|pattern| &pattern[..]).collect();
+    let (mut found, mut missing, mut last) = (Vec::new(), Vec::new(), Instant::now());
+    let tell = |found: &mut Vec<Found>, missing: &mut Vec<Fault>| {
+        tree::tell(missing.drain(..), emit);
+        if !found.is_empty() {
+            emit(Message::Found(std::mem::take(found)));
+        }
+    };
+    place::find(&patterns, links, expand, |one| {
+        match one {
+            Ok(one) => found.push(one),
+            Err(fact) => missing.push(Fault::unreadable(&fact)),
+        }
+        if found.len() == FOUND_MAX || missing.len() == FAULTS_MAX || last.elapsed() >= FOUND_EVERY {
+            tell(&mut found, &mut missing);
+            last = Instant::now();
+        }
+    });
+    tell(&mut found, &mut missing);
+    emit(Message::FoundAll);
 }
 
 /// The state of one host.
@@ -107,13 +135,11 @@ impl Agent {
                 Ok(None) | Err(_) => {}
             },
             Message::Find { patterns, links } => {
-                let patterns: Vec<&[u8]> = patterns.iter().map(|pattern| &pattern[..]).collect();
-                let (found, missing) = place::find(&patterns, links, self.is_remote);
-                tree::tell(missing.iter().map(Fault::unreadable), &self.emit);
-                for some in found.chunks(FOUND_MAX) {
-                    self.say(Message::Found(some.to_vec()));
-                }
-                self.say(Message::FoundAll);
+                let expand = self.is_remote;
+                let work = move |emit: &Emit| find(&patterns, links, expand, emit);
+                // An agent must be able to end in the middle of a search. On the caller's own host only the paths of
+                // the command line are looked at, which may take any time.
+                if self.is_remote { in_thread("find", &self.emit, work) } else { work(&self.emit) }
             }
             Message::Place(asked) => {
                 self.say(place::place(&asked, self.is_remote).map_or_else(Message::Failed, Message::Placed));
@@ -283,5 +309,46 @@ impl Agent {
             crate::signals::stop_here();
         }
         sessions.for_each(|end| end.stop(libc::SIGTSTP as u8));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStrExt;
+
+    use super::*;
+
+    #[test]
+    fn a_search_reports_from_a_thread_of_its_own_while_it_goes_on() {
+        let directory = std::env::temp_dir().join(format!("rd-agent-{}-search", std::process::id()));
+        let _ = std::fs::remove_dir_all(&directory);
+        std::fs::create_dir(&directory).expect("a directory");
+        let path = |number: usize| directory.join(format!("f{number:02}"));
+        (0..=FOUND_MAX).for_each(|number| std::fs::write(path(number), b"").expect("a file"));
+        let (post, said) = flume::unbounded();
+        let last = path(FOUND_MAX);
+        let emit: Emit = Arc::new(move |message| {
+            // The search has not come to the last file yet.
+            if matches!(message, Message::Found(_)) {
+                let _ = std::fs::remove_file(&last);
+            }
+            let _ = post.send((std::thread::current().id(), message));
+        });
+        let mut agent = Agent::new(Arc::clone(&emit), emit, Arc::new(|| {}), true, true);
+        let pattern = [directory.as_os_str().as_bytes(), b"/f*"].concat();
+        agent.handle(Message::Find { patterns: vec![pattern.into()], links: true });
+        let (mut found, mut missing) = (0, 0);
+        loop {
+            let (thread, message) = said.recv_timeout(Duration::from_secs(30)).expect("an answer");
+            assert_ne!(thread, std::thread::current().id());
+            match message {
+                Message::Found(some) => found += some.len(),
+                Message::EntriesFailed(some) => missing += some.len(),
+                Message::FoundAll => break,
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!((found, missing), (FOUND_MAX, 1));
+        std::fs::remove_dir_all(&directory).expect("it");
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use minicbor::bytes::ByteVec;
 use rd_proto::control::IoFact;
-use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, fstat, openat};
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, fstat, openat, syncfs};
 use rustix::io::Errno;
 
 use crate::control::endpoints;
@@ -20,6 +20,7 @@ use crate::control::names;
 use crate::fault::{Exit, errno_of, escaped};
 use crate::fs::{
     PARTIAL, UNFINISHED, canonical, identity, io_fact, is_temporary_name, name_beside, partial, plain_fact, std_fact,
+    sync_directory,
 };
 use crate::options::{LATEST, TreeOptions};
 
@@ -29,36 +30,33 @@ const ITSELF: &[u8] = b".";
 /// The error number of a refusal because a source is its own destination. No other refusal has it.
 pub(crate) const SAME_FILE: i32 = libc::EEXIST;
 
-/// Returns the entries that match the paths and patterns, and why others may be missing. With `links`, symbolic
-/// links are copied instead of followed. With `expand`, `~` and patterns are expanded.
-pub(crate) fn find(patterns: &[&[u8]], links: bool, expand: bool) -> (Vec<Found>, Vec<IoFact>) {
-    let (mut found, mut missing) = (Vec::new(), Vec::new());
+/// Passes the entries that match the paths and patterns to `take`, each as soon as it is found, and why others may be
+/// missing. With `links`, symbolic links are copied instead of followed. With `expand`, `~` and patterns are expanded.
+pub(crate) fn find(patterns: &[&[u8]], links: bool, expand: bool, mut take: impl FnMut(Result<Found, IoFact>)) {
     for pattern in patterns {
-        let as_it_is = || (vec![PathBuf::from(OsStr::from_bytes(pattern))], Vec::new());
-        let (paths, unread) = if expand { names::searched(pattern) } else { as_it_is() };
-        missing.extend(unread);
-        for path in paths {
-            // `host:` stands for the login's home.
-            let path = if path.as_os_str().is_empty() { PathBuf::from(".") } else { path };
-            let looked = if links { std::fs::symlink_metadata(&path) } else { std::fs::metadata(&path) };
-            let metadata = match looked {
-                Ok(metadata) => metadata,
-                Err(error) => {
-                    missing.push(std_fact(path.as_os_str(), &error));
-                    continue;
-                }
-            };
-            found.push(Found {
-                name: last_name(&path),
-                kind: kind(&metadata),
-                size_bytes: if metadata.is_file() { metadata.len() } else { 0 },
-                device: metadata.dev(),
-                inode: metadata.ino(),
-                path: path.into_os_string().into_vec(),
-            });
+        if expand {
+            let unread = names::search(pattern, |path| take(source(path, links)));
+            unread.into_iter().for_each(|fact| take(Err(fact)));
+        } else {
+            take(source(PathBuf::from(OsStr::from_bytes(pattern)), links));
         }
     }
-    (found, missing)
+}
+
+/// Returns what is at a path, as a source.
+fn source(path: PathBuf, links: bool) -> Result<Found, IoFact> {
+    // `host:` stands for the login's home.
+    let path = if path.as_os_str().is_empty() { PathBuf::from(".") } else { path };
+    let looked = if links { std::fs::symlink_metadata(&path) } else { std::fs::metadata(&path) };
+    let metadata = looked.map_err(|error| std_fact(path.as_os_str(), &error))?;
+    Ok(Found {
+        name: last_name(&path),
+        kind: kind(&metadata),
+        size_bytes: if metadata.is_file() { metadata.len() } else { 0 },
+        device: metadata.dev(),
+        inode: metadata.ino(),
+        path: path.into_os_string().into_vec(),
+    })
 }
 
 /// Returns the name of the copy of a path.
@@ -272,24 +270,24 @@ pub(crate) fn make(directory: &[u8], options: &TreeOptions) -> Result<Option<Mad
     let generations = &options.generations;
     let is_generation = generations.snapshot.is_some() && !generations.session.is_dst;
     let first = match () {
-        () if options.mkpath => make_above(path)?,
-        () if is_generation => make_one(above(path), None)?.map(Box::new),
+        () if options.mkpath => make_above(path, options.syncs())?,
+        () if is_generation => make_one(above(path), None, options.syncs())?.map(Box::new),
         () => None,
     };
-    make_one(path, first)
+    make_one(path, first, options.syncs())
 }
 
 /// Makes the missing directories above a path.
-fn make_above(path: &Path) -> Result<Option<Box<Made>>, IoFact> {
+fn make_above(path: &Path, is_synced: bool) -> Result<Option<Box<Made>>, IoFact> {
     let above = above(path);
     if above == path || above.is_dir() {
         return Ok(None);
     }
-    let first = make_above(above)?;
-    Ok(make_one(above, first)?.map(Box::new))
+    let first = make_above(above, is_synced)?;
+    Ok(make_one(above, first, is_synced)?.map(Box::new))
 }
 
-fn make_one(path: &Path, first: Option<Box<Made>>) -> Result<Option<Made>, IoFact> {
+fn make_one(path: &Path, first: Option<Box<Made>>, is_synced: bool) -> Result<Option<Made>, IoFact> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOATIME | OFlags::CLOEXEC;
     let mut tries = 0;
     loop {
@@ -310,7 +308,20 @@ fn make_one(path: &Path, first: Option<Box<Made>>) -> Result<Option<Made>, IoFac
             std::thread::sleep(Duration::from_millis(10));
             continue;
         }
-        return Ok(Some(Made { path: path.to_owned(), is_own, held, above: first }));
+        let made = Made { path: path.to_owned(), is_own, held, above: first };
+        if is_synced {
+            sync_name(path, made.held.as_ref()).map_err(|error| io_fact(path.as_os_str(), error))?;
+        }
+        return Ok(Some(made));
+    }
+}
+
+/// Makes the name of a new directory durable. The directory above may not be readable.
+fn sync_name(path: &Path, new: Option<&OwnedFd>) -> Result<(), Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    match (openat(CWD, above(path), flags, Mode::empty()), new) {
+        (Err(Errno::ACCESS), Some(new)) => syncfs(new),
+        (above, _) => sync_directory(above?),
     }
 }
 
@@ -450,6 +461,16 @@ fn lies_within(target: &Path, source: &Found) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fs::close::tests::where_calls_fail;
+
+    fn find(patterns: &[&[u8]], links: bool, expand: bool) -> (Vec<Found>, Vec<IoFact>) {
+        let (mut found, mut missing) = (Vec::new(), Vec::new());
+        super::find(patterns, links, expand, |one| match one {
+            Ok(one) => found.push(one),
+            Err(fact) => missing.push(fact),
+        });
+        (found, missing)
+    }
 
     struct Scratch(PathBuf);
 
@@ -656,6 +677,11 @@ mod tests {
         assert!(scratch.0.join("new/arrived").exists(), "what has arrived stays");
         assert_eq!(made(&at("other-new")), Ok(true));
         assert!(!scratch.0.join("other-new").exists(), "nothing has come into it");
+        for fsync in [true, false] {
+            let options = TreeOptions { fsync, ..TreeOptions::default() };
+            let made = || make(&at("synced"), &options).map(drop).is_ok();
+            assert_eq!(where_calls_fail(&[libc::SYS_fsync], libc::EIO, made), !fsync);
+        }
     }
 
     #[test]

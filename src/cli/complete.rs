@@ -494,7 +494,7 @@ mod tests {
         // Already given; in conflict with a given option; hidden; repeatable.
         assert_eq!(answered("rdcp", "rdcp --transport tcp --transp"), values(&[]));
         assert_eq!(answered("rdcp", "rdcp -n --watc"), values(&[]));
-        assert_eq!(answered("rdcp", "rdcp --bootst"), values(&[]));
+        assert_eq!(answered("rdcp", "rdcp --negat"), values(&[]));
         assert_eq!(answered("rdcp", "rdcp --exclude x --exclude"), values(&["--exclude", "--exclude-from"]));
         // Options as users of rsync type them.
         assert_eq!(answered("rdcp", "rdcp -avz --transport t"), values(&["tcp"]));

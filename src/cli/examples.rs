@@ -9,9 +9,9 @@ pub const RDCP: &[Example] = &[
     ("rdcp -v backup:'snapshots/*.zst' .", "All files that match a pattern, expanded on the other host."),
     ("rdcp gpu1:/data/weights.bin gpu2:/data/", "Directly between two other hosts."),
     ("rdcp -J gate image.raw inner:/srv/", "Via a jump host, to a host without rdma-pipe."),
-    ("rdcp -r model/ 'gpu[01-64]:/models/'", "To 64 hosts, each passing the data on to the next."),
+    ("rdcp -r -T model/ 'gpu[01-64]:/models/model'", "To 64 hosts, each passing the data on to the next."),
     (
-        "rdcp -r --hosts nodes --hosts-failed failed model/ /models/",
+        "rdcp -r -T --hosts nodes --hosts-failed failed model/ /models/model",
         "To hosts listed in a file; retry with --hosts failed.",
     ),
 ];

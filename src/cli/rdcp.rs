@@ -157,9 +157,9 @@ pub struct HostOptions {
     /// Remote shell to use instead of ssh; also set by the environment variable RDCP_RSH
     #[arg(long, value_name = "COMMAND", conflicts_with = "launcher")]
     rsh: Option<OsString>,
-    /// How to start programs on hosts: ssh, slurm (srun in an allocation; the default for copies to several of its
-    /// nodes without options for ssh), or a command with %h for the host, and %c for the remote command unless that is
-    /// its last word, such as 'mpirun -q -n 1 --host %h sh -c %c'
+    /// How to start programs on hosts: ssh, slurm (srun in an allocation; the default of rdcp and rddoctor for several
+    /// of its nodes without options for ssh), or a command with %h for the host, and %c for the remote command unless
+    /// that is its last word, such as 'mpirun -q -n 1 --host %h sh -c %c'
     #[arg(long, value_name = "ssh|slurm|COMMAND")]
     launcher: Option<OsString>,
     /// Log in to up to N hosts at once
@@ -183,14 +183,14 @@ pub struct HostOptions {
     /// SSH option, such as Compression=no; may be repeated
     #[arg(short = 'o', value_name = "OPTION")]
     option: Vec<OsString>,
-    /// Agent program on other hosts [default: rdma-pipe-agent]
+    /// Agent program on other hosts; if given, none is copied there without --bootstrap [default: rdma-pipe-agent]
     #[arg(long, value_name = "PATH")]
     agent: Option<OsString>,
     /// Fail if a host has no agent, instead of copying this one to ~/.cache/rdma-pipe there
     #[arg(long, overrides_with = "bootstrap")]
     no_bootstrap: bool,
-    /// Copy the agent to hosts without one: the default, except on hosts where --agent names another
-    #[arg(long, hide = true, overrides_with = "no_bootstrap")]
+    /// Copy this agent to hosts without one: the default unless --agent is given
+    #[arg(long, overrides_with = "no_bootstrap")]
     bootstrap: bool,
     /// Address or interface, at either end, to send the data over
     #[arg(long, value_name = "ADDRESS|INTERFACE")]

@@ -38,9 +38,9 @@ use crate::transport::unmapped;
 
 /// Receive a stream from rdsend on another host
 ///
-/// Waits on PORT for one rdsend with the same KEY, and writes the data to FILE or standard output. FILE appears only
-/// when all data has arrived and been verified; until then, an existing FILE is unchanged. Without arguments, rdrecv
-/// chooses a free port and a key, and prints the rdsend command to run at the other end.
+/// Waits on PORT for one rdsend with the same KEY, and writes the data to FILE or standard output. FILE, unless it is a
+/// device or FIFO, appears only when all data has arrived and been verified; until then, an existing FILE is unchanged.
+/// Without arguments, rdrecv chooses a free port and a key, and prints the rdsend command to run at the other end.
 #[derive(Parser, Debug)]
 #[command(
     name = "rdrecv",

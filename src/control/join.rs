@@ -48,7 +48,7 @@ const SOCKET: &str = "sock";
 const NEW_SOCKET: &str = "new";
 
 /// Variable of the environment that names the directory for sockets of the user's processes.
-const RUNTIME_DIRECTORY: &str = "XDG_RUNTIME_DIR";
+const RUNTIME_VARIABLE: &str = "XDG_RUNTIME_DIR";
 
 /// Length of a job's name in bytes.
 const NAME_BYTES: usize = 8;
@@ -184,7 +184,7 @@ impl JoinListener {
     ///
     /// A sentence for the user.
     pub fn start(number: u32, take: impl Fn(Joiner) -> bool + Send + 'static) -> Result<Self, String> {
-        let directories = directories(std::env::var_os(RUNTIME_DIRECTORY));
+        let directories = directories(std::env::var_os(RUNTIME_VARIABLE));
         made(&directories[0])?;
         Self::start_in(&directories[0], &format!("{number:08x}"), take)
     }
@@ -268,7 +268,7 @@ impl Joiner {
 ///
 /// See [`JoinError`].
 pub fn ask(name: &str, request: &JoinRequest, take: impl FnMut(&JoinState)) -> Result<JoinOutcome, JoinError> {
-    ask_any(&directories(std::env::var_os(RUNTIME_DIRECTORY)), name, request, take)
+    ask_any(&directories(std::env::var_os(RUNTIME_VARIABLE)), name, request, take)
 }
 
 /// Does the same with the first of these directories in which the copy listens. The copy may have been started with

@@ -221,7 +221,7 @@ pub struct Launched {
     pub process: Process,
 }
 
-/// The launcher's process. Dropping this ends it.
+/// The launcher's process. Dropping this ends it, unless other commands share its connection.
 pub struct Process {
     child: Child,
     complaints: Complaints,
@@ -243,6 +243,48 @@ fn connected(line: &str, sockets: &[String]) -> Option<IpAddr> {
     address.or_else(|_| <[u8; 16]>::try_from(&bytes[..]).map(IpAddr::from)).ok().map(|address| address.to_canonical())
 }
 
+/// Reports whether a process carries sessions of other commands: it is an ssh whose connection they share because of
+/// `ControlMaster`. Such an ssh ends with the last of these sessions, and is not to be ended before.
+pub(super) fn carries_others(process: Pid) -> bool {
+    let sockets = sockets_of(process).unwrap_or_default();
+    // A table may be long.
+    sockets.len() > 1 && table_of(process, "unix").is_some_and(|table| has_joined(&table, &sockets))
+}
+
+/// Reports whether one of these sockets is a connection accepted at another one of them, according to
+/// `/proc/net/unix`. An accepted socket has the path of the one that listens.
+fn has_joined(table: &str, sockets: &[String]) -> bool {
+    const UNCONNECTED: &str = "01";
+    const CONNECTED: &str = "03";
+    let paths = |wanted: &'static str| {
+        table.lines().filter_map(move |line| {
+            let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+            let [_, _, _, _, _, state, socket, ref path @ ..] = fields[..] else { return None };
+            let is_meant = state == wanted && !path.is_empty() && sockets.iter().any(|own| own == socket);
+            is_meant.then(|| path.to_vec())
+        })
+    };
+    let listening: Vec<_> = paths(UNCONNECTED).collect();
+    paths(CONNECTED).any(|path| listening.contains(&path))
+}
+
+/// Returns the numbers of a process's sockets.
+fn sockets_of(process: Pid) -> Option<Vec<String>> {
+    let descriptors = std::fs::read_dir(format!("/proc/{}/fd", process.as_raw_nonzero())).ok()?;
+    let links = descriptors
+        .filter_map(|descriptor| std::fs::read_link(descriptor.ok()?.path()).ok()?.into_os_string().into_string().ok());
+    Some(links.filter_map(|link| Some(link.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned())).collect())
+}
+
+/// Reads a table of sockets of the network that a process uses.
+fn table_of(process: Pid, table: &str) -> Option<String> {
+    let mut bytes = Vec::new();
+    let file = std::fs::File::open(format!("/proc/{}/net/{table}", process.as_raw_nonzero())).ok()?;
+    file.take(TABLE_BYTES_MAX).read_to_end(&mut bytes).ok()?;
+    // A path may have any bytes.
+    Some(String::from_utf8_lossy(&bytes).into_owned())
+}
+
 impl Process {
     /// Returns the process ID.
     pub fn id(&self) -> u32 {
@@ -252,20 +294,9 @@ impl Process {
     /// Returns the only address to which the process itself is connected by TCP. `None` if another process makes the
     /// connection, as with a jump host or a master connection, or if `/proc` does not show it.
     pub fn connected_to(&self) -> Option<IpAddr> {
-        let at = format!("/proc/{}", self.id());
-        let descriptors = std::fs::read_dir(format!("{at}/fd")).ok()?;
-        let own: Vec<String> = descriptors
-            .filter_map(|descriptor| {
-                std::fs::read_link(descriptor.ok()?.path()).ok()?.into_os_string().into_string().ok()
-            })
-            .filter_map(|link| Some(link.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned()))
-            .collect();
-        let read = |table: &str| {
-            let mut text = String::new();
-            let file = std::fs::File::open(format!("{at}/net/{table}")).ok()?;
-            file.take(TABLE_BYTES_MAX).read_to_string(&mut text).ok().map(|_| text)
-        };
-        let tables = ["tcp", "tcp6"].map(|table| read(table).unwrap_or_default());
+        let process = Pid::from_child(&self.child);
+        let own = sockets_of(process)?;
+        let tables = ["tcp", "tcp6"].map(|table| table_of(process, table).unwrap_or_default());
         let mut found = tables.iter().flat_map(|table| table.lines()).filter_map(|line| connected(line, &own));
         let first = found.next()?;
         found.all(|other| other == first).then_some(first)
@@ -285,18 +316,21 @@ impl Process {
         }
     }
 
-    /// Ends all these processes. They get `limit` to end by themselves, and then SIGTERM. Dropping them later does not
-    /// wait again.
+    /// Ends all these processes, except those whose connections other commands share. They get `limit` to end by
+    /// themselves, and then SIGTERM. Dropping them later does not wait again.
     pub fn end_all(mut processes: Vec<&mut Self>, limit: Duration) {
         processes.retain(|process| !process.is_asked);
         Self::wait_all(&mut processes, limit);
-        for process in &mut processes {
+        processes.retain_mut(|process| {
             process.is_asked = true;
-            // A process that asks for a password must be able to turn the terminal's echo on again.
-            if let Ok(None) = process.child.try_wait() {
-                let _ = kill_process(Pid::from_child(&process.child), Signal::TERM);
+            let id = Pid::from_child(&process.child);
+            let is_ended = matches!(process.child.try_wait(), Ok(None)) && !carries_others(id);
+            if is_ended {
+                // A process that asks for a password must be able to turn the terminal's echo on again.
+                let _ = kill_process(id, Signal::TERM);
             }
-        }
+            is_ended
+        });
         Self::wait_all(&mut processes, TERM_MAX);
     }
 
@@ -332,8 +366,10 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         Self::end_all(vec![self], Duration::ZERO);
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        if !carries_others(Pid::from_child(&self.child)) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
     }
 }
 
@@ -472,6 +508,26 @@ mod tests {
         assert_eq!(found(&line(&[192, 0, 2, 7], "02", "77")), None, "not made yet");
         for bad in ["", "  sl  local_address rem_address   st", "1 2 xyz:1 01 5 6 7 8 9 77", "1 2 3 01 5 6 7 8 9 77"] {
             assert_eq!(found(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn an_ssh_that_others_have_joined_is_known_by_its_sockets() {
+        let sockets = ["77", "78"].map(str::to_owned);
+        let line = |state: &str, socket: &str, path: &str| {
+            format!("00000000e66fc7eb: 00000003 00000000 00000000 0001 {state} {socket:>5} {path}\n")
+        };
+        let listens = line("01", "77", "/run/a b.XyZ");
+        for (others, expected) in [
+            (line("03", "78", "/run/a b.XyZ"), true),
+            (line("03", "78", "/run/other"), false),
+            (line("03", "78", ""), false),
+            (line("03", "79", "/run/a b.XyZ"), false),
+            (line("01", "78", "/run/a b.XyZ"), false),
+            (String::new(), false),
+        ] {
+            assert_eq!(has_joined(&format!("Num RefCount\n{others}{listens}"), &sockets), expected, "{others}");
+            assert!(!has_joined(&others, &sockets), "nobody can join it: {others}");
         }
     }
 

@@ -36,51 +36,56 @@ pub fn home_expanded(path: &[u8]) -> PathBuf {
 
 /// Returns the paths that match `pattern`, sorted. A path that exists is returned as it is, whatever characters its
 /// name has. So is a pattern that matches nothing, so that the missing file is reported under its own name. A backslash
-/// takes away the special meaning of the next character; users of scp write it before a blank.
+/// takes away the special meaning of the next character; users of scp write it before a blank. As in a shell, a pattern
+/// that ends in a slash matches only directories, and the paths returned end in a slash too.
 ///
-/// Names that cannot be looked for are left out; [`searched`] tells which.
+/// Names that cannot be looked for are left out; [`search`] tells which.
 pub fn expanded(pattern: &[u8]) -> Vec<PathBuf> {
-    let (found, _) = searched(pattern);
+    let mut found = Vec::new();
+    search(pattern, |path| found.push(path));
     if found.is_empty() { vec![home_expanded(pattern)] } else { found }
 }
 
-/// Returns what [`expanded`] returns, and why other paths that match may be missing: a directory that cannot be read,
-/// or too many names. If nothing was found for such a reason, there are no paths.
-pub fn searched(pattern: &[u8]) -> (Vec<PathBuf>, Vec<IoFact>) {
-    searched_up_to(pattern, MATCHES_MAX - FAILURES_MAX)
+/// Passes the paths that [`expanded`] returns to `take`, each as soon as it is found. Returns why other paths that
+/// match may be missing: a directory that cannot be read, or too many names. If nothing was found for such a reason, no
+/// path is passed.
+pub fn search(pattern: &[u8], take: impl FnMut(PathBuf)) -> Vec<IoFact> {
+    search_up_to(pattern, MATCHES_MAX - FAILURES_MAX, take)
 }
 
-fn searched_up_to(pattern: &[u8], names_max: usize) -> (Vec<PathBuf>, Vec<IoFact>) {
+fn search_up_to(pattern: &[u8], names_max: usize, mut take: impl FnMut(PathBuf)) -> Vec<IoFact> {
     let path = home_expanded(pattern);
     let bytes = path.as_os_str().as_bytes();
     if std::fs::symlink_metadata(&path).is_ok() || !is_pattern(bytes) && !bytes.contains(&b'\\') {
-        return (vec![path], Vec::new());
+        take(path);
+        return Vec::new();
     }
     let start = if bytes.starts_with(b"/") { PathBuf::from("/") } else { PathBuf::new() };
-    let (mut found, mut search) = (vec![start], Search { names_max, failures: Vec::new() });
-    let mut is_cut = false;
-    let mut components = bytes.split(|&byte| byte == b'/').filter(|component| !component.is_empty()).peekable();
-    while let Some(component) = components.next() {
-        let is_last = components.peek().is_none();
-        let mut matching = Vec::new();
-        for directory in &found {
-            matching.extend(search.matches(directory, component, is_last));
-            if matching.len() > names_max {
-                matching.truncate(names_max);
-                is_cut = true;
-                break;
-            }
+    let components: Vec<&[u8]> = bytes.split(|&byte| byte == b'/').filter(|component| !component.is_empty()).collect();
+    let has_slash = bytes.ends_with(b"/");
+    let mut search = Search { names_max, failures: Vec::new() };
+    // For each number of matched components, the names that are still to be handled. What is below a name is handled
+    // before the next name, so that the first matches do not wait until all directories have been read.
+    let mut levels = vec![vec![start].into_iter()];
+    let mut counts = vec![0; components.len() + 1];
+    let (mut is_any, mut is_cut) = (false, false);
+    while let Some(level) = levels.last_mut() {
+        let Some(found) = level.next() else {
+            levels.pop();
+            continue;
+        };
+        let depth = levels.len() - 1;
+        counts[depth] += 1;
+        if counts[depth] > names_max {
+            is_cut = true;
+            break;
         }
-        found = matching;
-    }
-    if bytes.ends_with(b"/") {
-        found.retain(|path| match std::fs::metadata(path) {
-            Ok(metadata) => metadata.is_dir(),
-            Err(error) => {
-                search.note(path, &error, false);
-                false
-            }
-        });
+        if let Some(component) = components.get(depth) {
+            levels.push(search.matches(&found, component, depth + 1 == components.len()).into_iter());
+        } else if !has_slash || search.is_directory(&found) {
+            is_any = true;
+            take(if has_slash { found.join("") } else { found });
+        }
     }
     let mut failures = search.failures;
     if is_cut {
@@ -88,10 +93,10 @@ fn searched_up_to(pattern: &[u8], names_max: usize) -> (Vec<PathBuf>, Vec<IoFact
         let detail = format!("more than {names_max} names to look at; use a pattern that matches fewer");
         failures.push(plain_fact(path.as_os_str(), &detail));
     }
-    if found.is_empty() && failures.is_empty() {
-        found.push(path);
+    if !is_any && failures.is_empty() {
+        take(path);
     }
-    (found, failures)
+    failures
 }
 
 fn is_pattern(bytes: &[u8]) -> bool {
@@ -130,6 +135,18 @@ impl Search {
         };
         names.sort();
         names.into_iter().map(|name| directory.join(name)).collect()
+    }
+
+    /// Reports whether a path leads to a directory.
+    fn is_directory(&mut self, path: &Path) -> bool {
+        match std::fs::metadata(path) {
+            Ok(metadata) => metadata.is_dir(),
+            Err(error) => {
+                // It may be a link to a directory, and with merged sources what came from it would be deleted.
+                self.note(path, &error, true);
+                false
+            }
+        }
     }
 
     /// Returns those of a directory's names that fit a pattern; of more than `names_max`, one more than that.
@@ -273,6 +290,12 @@ mod tests {
         }
     }
 
+    fn searched_up_to(pattern: &Path, names_max: usize) -> (Vec<PathBuf>, Vec<IoFact>) {
+        let mut found = Vec::new();
+        let failures = search_up_to(pattern.as_os_str().as_bytes(), names_max, |path| found.push(path));
+        (found, failures)
+    }
+
     #[test]
     fn patterns_are_bytes() {
         let scratch = Scratch::new("bytes", &[b"a.txt", b"b.txt", b"\xff.txt", b".hidden.txt", b"sub/c.txt"]);
@@ -280,7 +303,8 @@ mod tests {
         assert_eq!(scratch.expand(b"[ab].txt"), [b"a.txt", b"b.txt"]);
         assert_eq!(scratch.expand(b"*/?.txt"), [b"sub/c.txt"]);
         assert_eq!(scratch.expand(b".h*"), [b".hidden.txt"]);
-        assert_eq!(scratch.expand(b"s*/"), [b"sub"]);
+        assert_eq!(scratch.expand(b"s*/"), [b"sub/"]);
+        assert_eq!(scratch.expand(b"s\\ub/"), [b"sub/"]);
         assert_eq!(scratch.expand(b"*.none"), [b"*.none"]);
     }
 
@@ -293,7 +317,7 @@ mod tests {
             let permissions = std::fs::Permissions::from_mode(mode);
             std::fs::set_permissions(scratch.0.join("sub"), permissions).expect("ours");
         };
-        let search = |pattern: &str| without_privileges(|| searched(scratch.0.join(pattern).as_os_str().as_bytes()));
+        let search = |pattern: &str| without_privileges(|| searched_up_to(&scratch.0.join(pattern), 9));
         set_mode(0o311);
         let found = ["sub/*", "sub/*/", "*/*.txt", "sub/*/x", "*/*/x", "sub/no*/*", "no/*", "open/d.txt/*"].map(search);
         set_mode(0o755);
@@ -345,7 +369,7 @@ mod tests {
         let scratch = Scratch::new("many", &[b"a", b"b", b"c", b"sub/x"]);
         std::fs::create_dir(scratch.0.join("tub")).expect("a directory");
         let search = |pattern: &str, names_max| {
-            let (found, failures) = searched_up_to(scratch.0.join(pattern).as_os_str().as_bytes(), names_max);
+            let (found, failures) = searched_up_to(&scratch.0.join(pattern), names_max);
             let details = failures.into_iter().map(|fact| String::from_utf8(fact.detail).expect("words"));
             (found.len(), details.collect::<Vec<_>>())
         };
@@ -357,6 +381,21 @@ mod tests {
         // Directories on the way count as well.
         let (_, failures) = search("?ub/x", 1);
         assert_eq!(failures, told(1));
+    }
+
+    /// A search of many directories may take minutes.
+    #[test]
+    fn matches_are_passed_on_before_the_next_directory_is_read() {
+        let scratch = Scratch::new("early", &[b"sub/x"]);
+        let later = scratch.0.join("tub/x");
+        std::fs::create_dir(scratch.0.join("tub")).expect("a directory");
+        std::fs::write(&later, b"").expect("a file");
+        let mut found = Vec::new();
+        let failures = search(scratch.0.join("*/x").as_os_str().as_bytes(), |path| {
+            let _ = std::fs::remove_file(&later);
+            found.push(path);
+        });
+        assert_eq!((found, failures), (vec![scratch.0.join("sub/x")], Vec::new()));
     }
 
     #[test]

@@ -44,7 +44,8 @@ const NOT_EMPTIED: &str = "was not emptied";
 const UNKNOWN_OWNERS: [(&str, &str); 2] =
     [("--chown: this host has no such user", "user"), ("--chown: this host has no such group", "group")];
 
-/// How long an end may take to answer a question about its files. Some file systems are slow to wake.
+/// How long an end may take to answer a question about its files, or to find the next of several sources. Some file
+/// systems are slow to wake.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
 /// Limits on what is printed for another host: lines, and failed entries other than the sources that the user named. An

@@ -23,7 +23,7 @@ use crate::log::{self, Step};
 mod bootstrap;
 
 pub(crate) use bootstrap::{AgentChoice, Otherwise};
-use bootstrap::{Own, Request};
+use bootstrap::{Own, Preface, Request};
 
 /// What is received from the hosts of a copy or a pipeline.
 pub(crate) enum Heard {
@@ -137,8 +137,8 @@ struct Beginning {
     heard: Mutex<Instant>,
     /// Why the agent will not begin.
     failed: Mutex<Option<NotBegun>>,
-    /// The last line that another program has written to the launcher's standard output.
-    noise: Mutex<Option<String>>,
+    /// What has come on the launcher's standard output before the agent.
+    preface: Mutex<Preface>,
 }
 
 /// Reports whether launchers for this many hosts may ask the user for passwords at any time. The questions of several
@@ -419,7 +419,7 @@ impl Remote {
 
     /// Returns why the agent has not begun: the launcher has ended, or what it runs is not an agent of this protocol.
     fn not_begun(&mut self, launcher: &Launcher) -> NotBegun {
-        let mut complaint = None;
+        let (mut complaint, mut is_installed) = (None, false);
         if let Some(Running { process, beginning, .. }) = &mut self.running {
             if let Some(failed) = beginning.failed.lock().expect("no panic with it locked").take() {
                 self.lacks_agent = matches!(failed, NotBegun::Failed(_));
@@ -435,8 +435,9 @@ impl Remote {
                 std::thread::sleep(Duration::from_millis(2));
             }
             // That line may be the reason, or a greeting.
-            let noise = || beginning.noise.lock().expect("no panic with it locked").take();
-            let noise = || noise().map(|line| format!("last output: {line}"));
+            let mut preface = beginning.preface.lock().expect("no panic with it locked");
+            is_installed = preface.is_installed;
+            let noise = || preface.noise.take().map(|line| format!("last output: {line}"));
             complaint = process.last_complaint().or_else(noise);
         }
         let would_ask = complaint.as_ref().is_some_and(|line| WOULD_ASK.iter().any(|words| line.contains(words)));
@@ -446,7 +447,9 @@ impl Remote {
         let (label, launcher) = (self.label(), escaped(launcher.name()));
         let because = complaint.map(|line| format!(": {}", escaped(OsStr::new(&line)))).unwrap_or_default();
         let message = match self.exit {
-            Some(126 | 127) => {
+            // The installed agent cannot be loaded there: it needs a newer glibc, or is for another kind of machine.
+            // The code is that of the login shell unless the script has come to run it.
+            Some(code) if matches!(code, 126 | 127) || is_installed && code < SIGNALLED_MIN => {
                 self.lacks_agent = true;
                 return NotBegun::NoUse(self.choice.missing(&label, &because));
             }
@@ -565,7 +568,7 @@ fn begin(
     let upload = File::from(stdin.as_fd().try_clone_to_owned().map_err(failed)?);
     let outbox = Outbox::start(stdin, b"", None).map_err(failed)?;
     let heard = Mutex::new(Instant::now());
-    let beginning = Arc::new(Beginning { heard, failed: Mutex::default(), noise: Mutex::default() });
+    let beginning = Arc::new(Beginning { heard, failed: Mutex::default(), preface: Mutex::default() });
     let shared = Arc::clone(&beginning);
     let asked = Asked::default();
     let mut log = LogOfHost::new(&label, asked.clone());
@@ -577,9 +580,9 @@ fn begin(
         let mut stdout = BufReader::with_capacity(128 << 10, Heeded::new(stdout));
         let begun = match request {
             Some(request) => {
-                let mut noise = None;
-                let begun = request.serve(&mut stdout, upload, &shared.heard, &mut noise);
-                *shared.noise.lock().expect("no panic with it locked") = noise;
+                let mut preface = Preface::default();
+                let begun = request.serve(&mut stdout, upload, &shared.heard, &mut preface);
+                *shared.preface.lock().expect("no panic with it locked") = preface;
                 match begun {
                     Ok(begun) => begun,
                     Err(failure) => return give_up(NotBegun::Failed(failure)),

@@ -645,15 +645,6 @@ impl Job {
     ///
     /// Exit 3 if the host does not answer within `limit`, 4 if it is lost, 128+n for a signal to this process.
     fn answer(&mut self, host: usize, limit: Duration) -> Result<Message, Failure> {
-        self.answer_by(host, limit, Instant::now() + limit)
-    }
-
-    /// Does the same if part of `limit` has passed already.
-    ///
-    /// # Errors
-    ///
-    /// As [`Job::answer`].
-    fn answer_by(&mut self, host: usize, limit: Duration, deadline: Instant) -> Result<Message, Failure> {
         self.setting_aside(
             host,
             |job, update| match update {
@@ -674,7 +665,7 @@ impl Job {
                     Some(Err(Failure::new(Exit::Connect, line).on(&job.hosts[host].name)))
                 }
             },
-            deadline,
+            Instant::now() + limit,
         )
     }
 

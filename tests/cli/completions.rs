@@ -61,8 +61,9 @@ const CASES: &[Case] = &[
     ("rdcp --encr\talw\tx", &["--encrypt", "always", "x"]),
     ("rdcp --encrypt=alw\tx", &["--encrypt=always", "x"]),
     ("rdcp --no-boot\tx", &["--no-bootstrap", "x"]),
+    ("rdcp --boot\tx", &["--bootstrap", "x"]),
     // Hidden options are not completed.
-    ("rdcp --boot\tx", &["--bootx"]),
+    ("rdcp --nega\tx", &["--negax"]),
     // Local files.
     ("rdcp loc\tx", &["local file", "x"]),
     ("rdcp ./loc\tx", &["./local file", "x"]),

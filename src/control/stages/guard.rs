@@ -35,6 +35,7 @@ use rustix::process::{
 };
 
 use super::descriptors;
+use crate::control::launch::carries_others;
 use crate::fs::{Identity, identity};
 use crate::signals;
 
@@ -279,7 +280,8 @@ impl Drop for Guard {
 }
 
 /// A guard of individual processes, such as launchers, that must stay in the group of a terminal. When this process
-/// ends or the warden is dropped, the warden ends those that are still running.
+/// ends or the warden is dropped, the warden ends those that are still running, except an ssh whose connection other
+/// commands share.
 #[derive(Debug)]
 pub struct Warden {
     /// Pipe whose end makes the warden act. No process waits for the warden: it outlives the process that started it.
@@ -332,7 +334,7 @@ fn ward() {
     }
     for (signal, then) in [(Signal::TERM, GRACE), (Signal::KILL, Duration::ZERO)] {
         known.retain(|&(process, since)| began(process) == Some(since));
-        for &(process, _) in &known {
+        for &(process, _) in known.iter().filter(|&&(process, _)| !carries_others(process)) {
             let _ = kill_process(process, signal);
         }
         if !known.is_empty() {

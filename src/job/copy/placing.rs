@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::time::{Duration, Instant};
 
 use minicbor::bytes::ByteVec;
 
@@ -19,9 +18,6 @@ use crate::job::plan::Spec;
 
 /// Maximum memory for what is found on other hosts, in bytes: some hundred thousand paths.
 const FOUND_BYTES_MAX: usize = 64 << 20;
-
-/// Minimum rate, in bytes a second, at which found names must come from another host.
-const NAMES_RATE: u64 = 4 << 10;
 
 /// Why a path that begins with `~USER` does not exist.
 const NO_USER: &str = "no such user there";
@@ -80,18 +76,15 @@ impl Copy<'_> {
             let asked = patterns.clone();
             self.job.send(side, Message::Find { patterns, links: self.plan.recursive && !self.plan.tree.copy_links });
             let before = all.len();
-            let (asked_at, mut answered_bytes) = (Instant::now(), 0);
             let mut unanswered = asked.len();
             let (names_max, missing_before) = (asked.len().saturating_mul(names::MATCHES_MAX), self.left_out);
             loop {
-                // The host looks at all of them before it answers. Only the names that it then lists may take longer to
-                // come.
-                let for_names = Duration::from_secs(answered_bytes / NAMES_RATE);
-                match self.job.answer_by(side, ANSWER_MAX, asked_at + ANSWER_MAX + for_names)? {
+                // The host reports what it finds while it searches. So each part of the answer renews the time for the
+                // next part, if the part names something.
+                match self.job.answer(side, ANSWER_MAX)? {
                     Message::Found(found) if !found.is_empty() => {
                         self.check_found(side, &asked, &found)?;
                         self.tell_literal(side, &asked, &found);
-                        answered_bytes += found.iter().map(|found| message_bytes(found) as u64).sum::<u64>();
                         let bytes = |found: &Found| found.path.len() + found.name.len() + size_of::<(usize, Found)>();
                         found_bytes += if side == HERE { 0 } else { found.iter().map(bytes).sum() };
                         if found_bytes > FOUND_BYTES_MAX {
@@ -107,7 +100,6 @@ impl Copy<'_> {
                         if self.left_out - missing_before > names_max as u64 {
                             return Err(self.job.unexpected(side));
                         }
-                        answered_bytes += missing.iter().map(|fault| fault.path.len() as u64).sum::<u64>();
                         // Missing sources that the user has named are all reported, however many they are.
                         let (named, others) = missing.split_at(missing.len().min(unanswered));
                         unanswered -= named.len();

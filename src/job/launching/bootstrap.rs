@@ -2,9 +2,10 @@
 //! there.
 //!
 //! One command does everything in one connection, so that a password is asked for once. The command runs the installed
-//! agent. If there is none, the command asks the caller for the hash of the right agent, with a line that begins with
-//! [`MARK`], and runs the cached agent if its hash matches. Otherwise the command asks for the program itself, checks
-//! the program, keeps it in the cache, and runs it. If a step fails, the command says so in such a line as well.
+//! agent, and before that announces it in a line that begins with [`MARK`]. If there is none, the command asks the
+//! caller for the hash of the right agent, with such a line, and runs the cached agent if its hash matches and it can
+//! be loaded. Otherwise the command asks for the program itself, checks the program, keeps it in the cache, and runs
+//! it. If a step fails, the command says so in such a line as well.
 //!
 //! # Who can change the program that is run
 //!
@@ -81,7 +82,9 @@ impl AgentChoice {
                 format!("{label} has no {program}; {advice}")
             }
             Otherwise::Cached => {
-                format!("{label} has no {program}; -n does not copy it there, but this does: rdsh {label} true")
+                format!(
+                    "{label} has no {program}{because}; -n does not copy it there, but this does: rdsh {label} true"
+                )
             }
             Otherwise::Send => format!("{label} has no {program}, and it cannot be copied there{because}; {CURE}"),
         };
@@ -152,6 +155,15 @@ fn version(text: &str) -> Option<Version> {
     Some((numbers.next()??, numbers.next()??))
 }
 
+/// What comes from a host before its agent.
+#[derive(Default)]
+pub(super) struct Preface {
+    /// The last line that another program has printed, such as a shell that refuses the login.
+    pub(super) noise: Option<String>,
+    /// Whether the script has found an installed agent, and runs it.
+    pub(super) is_installed: bool,
+}
+
 /// The command that finds or installs an agent on a host, and the data that this command may ask for.
 pub(super) struct Request {
     /// Reads the agent when the host asks for it, and not before, because computing its hash takes some milliseconds.
@@ -171,14 +183,21 @@ impl Request {
     /// Any login shell passes the script to `sh` unchanged, because the script is one line without the characters that
     /// some shell treats as special within single quotes: `'`, `\` (fish), `!` (csh).
     pub(super) fn script(&self, past_installed: bool) -> OsString {
-        let installed = if past_installed { "" } else { "command -v $a >/dev/null 2>&1 && exec $a; " };
+        // By this line the exit code of an agent that cannot be loaded differs from that of a login shell that fails.
+        let installed = match past_installed {
+            true => String::new(),
+            false => format!("command -v $a >/dev/null 2>&1 && {{ echo \"{MARK}found\"; exec $a; }}; "),
+        };
         // $h, $n, $k: the program's hash, its length, and the kind of system that the program is for, because systems
-        // of several kinds may share a home directory. If the cache has the right agent, this part ends the script by
-        // `exec`.
+        // of several kinds, or with different C libraries, may share a home directory. If the cache has the right
+        // agent, this part ends the script by `exec`. `mkdir -m` sets the mode also where a default ACL overrides the
+        // umask.
         let cached = format!(
             "a={AGENT}; t=; \
              no() {{ trap \"\" HUP INT TERM PIPE; [ \"$t\" ] && rm -f $t; echo \"{MARK}no $*\" 2>/dev/null; exit 127; }}; \
              is_right() {{ s=$(sha256sum <$1 2>/dev/null); [ \"${{s%% *}}\" = $h ]; }}; \
+             runs() {{ [ -f $f ] && [ -x $f ] && [ \"$(uname -sm)\" = \"$k\" ] && is_right $f && \
+             ./$f --version >/dev/null 2>&1 </dev/null; }}; \
              {installed}\
              echo \"{MARK}ask\"; read -r h n k || exit 127; f=$a-$h; \
              case \"$XDG_CACHE_HOME\" in /*) d=$XDG_CACHE_HOME;; *) d=${{HOME:+$HOME/.cache}};; esac; \
@@ -187,10 +206,9 @@ impl Request {
              [ -d \"$d\" ] || {}; \
              cd \"$d\" 2>/dev/null || no enter \"$d\"; \
              set -- $(ls -ldn .); case \"$1 $3\" in drwx--[-S]---*\" $(id -u)\") ;; *) no open \"$d\";; esac; \
-             [ -L $f ] || {{ [ -f $f ] && [ -x $f ] && [ \"$(uname -sm)\" = \"$k\" ] && \
-             is_right $f && exec ./$f; }}; ",
+             [ -L $f ] || {{ runs && exec ./$f; }}; ",
             match self.choice.otherwise {
-                Otherwise::Send => "{ e=$( (umask 077; mkdir -p \"$d\") 2>&1) || no write \"$e\"; }",
+                Otherwise::Send => "{ e=$( (umask 077; mkdir -p -m 700 \"$d\") 2>&1) || no write \"$e\"; }",
                 Otherwise::Cached | Otherwise::Fail => "no none",
             }
         );
@@ -198,9 +216,10 @@ impl Request {
             return format!("sh -c '{cached}no none'").into();
         }
         // Before the upload, an empty script is run to find out whether programs can be run in the cache. If an upload
-        // is cut off and no shell is left to remove its file, a later upload removes it. Agents of other releases are
-        // removed only if they have not been used for two days, because another caller may be about to start one in
-        // use.
+        // is cut off and no shell is left to remove its file, a later upload removes it. The first of several uploads
+        // at once wins: another host that shares the home may have started its program, and over NFS would lose that
+        // program with the name. Where there are no hard links, the last one wins. Agents of other releases are removed
+        // only if they have not been used for two days, because another caller may be about to start one in use.
         let sent = format!(
             "command -v sha256sum >/dev/null 2>&1 || no sum; \
              find . -name \".new.*\" -mmin +60 -exec rm -f {{}} + 2>/dev/null; \
@@ -215,7 +234,8 @@ impl Request {
              is_right $t || no cut; \
              e=$($t --version 2>&1 >/dev/null </dev/null) || no run \"$e\"; \
              [ -L $f ] && rm -f $f; [ -d $f ] && rm -rf ./$f; \
-             e=$(mv -f $t $f 2>&1) || no write \"$e\"; t=; trap - HUP INT TERM PIPE; \
+             ln $t $f 2>/dev/null || runs || e=$(mv -f $t $f 2>&1) || no write \"$e\"; \
+             rm -f $t; t=; trap - HUP INT TERM PIPE; \
              find . -name \"$a-*\" -amin +2880 -exec rm -rf {{}} + 2>/dev/null; \
              echo \"{MARK}sent\"; exec ./$f"
         );
@@ -223,8 +243,7 @@ impl Request {
     }
 
     /// Answers the host's requests until the agent begins to speak. `heard` is when the host last took or sent data.
-    /// `noise` is set to the last line that another program has printed before the agent, such as a shell that refuses
-    /// the login.
+    /// `preface` is set to what has come before the agent.
     ///
     /// # Errors
     ///
@@ -234,7 +253,7 @@ impl Request {
         stdout: &mut impl BufRead,
         mut stdin: File,
         heard: &Mutex<Instant>,
-        noise: &mut Option<String>,
+        preface: &mut Preface,
     ) -> Result<Result<(), ChannelError>, Failure> {
         let mut lines = stdout.take((NOISE_BYTES_MAX + MAGIC.len()) as u64);
         let mut steps = STEPS.iter();
@@ -251,7 +270,7 @@ impl Request {
             let line = String::from_utf8_lossy(&line);
             let answer = line.trim_end().split_once(MARK);
             if answer.is_none() && line.contains(char::is_alphanumeric) {
-                *noise = Some(line.trim().chars().take(REASON_CHARS_MAX).collect());
+                preface.noise = Some(line.trim().chars().take(REASON_CHARS_MAX).collect());
             }
             if let Some(end) = end {
                 return Ok(Err(end));
@@ -272,6 +291,7 @@ impl Request {
                 }
                 "want" => self.send(about, &mut stdin, heard)?,
                 "sent" => self.remark("copied", "")?,
+                "found" => preface.is_installed = true,
                 "no" => return Err(self.refused(about)),
                 _ => {}
             }
@@ -321,7 +341,9 @@ impl Request {
             "link" => format!("{about} is a symbolic link; remove it and try again"),
             "enter" => format!("cannot enter {about}; {CURE}"),
             "open" => {
-                format!("{about} must be owned by the login user and have mode 0700; remove it and try again")
+                format!(
+                    "{about} must be owned by the login user and have mode 0700; remove it and try again, or {CURE}"
+                )
             }
             "sum" => format!("sha256sum (coreutils) is missing there; {CURE}"),
             "noexec" => format!("{about} is mounted noexec; {CURE}"),
@@ -436,7 +458,8 @@ mod tests {
         let (mut read, write) = std::io::pipe().expect("a pipe");
         let taken = std::thread::spawn(move || read.read_to_end(&mut Vec::new()).expect("a pipe"));
         let stdin = File::from(std::os::fd::OwnedFd::from(write));
-        let outcome = request(Otherwise::Send).serve(&mut said, stdin, &Mutex::new(Instant::now()), &mut None);
+        let (heard, mut preface) = (Mutex::new(Instant::now()), Preface::default());
+        let outcome = request(Otherwise::Send).serve(&mut said, stdin, &heard, &mut preface);
         (taken.join().expect("no panic"), outcome)
     }
 

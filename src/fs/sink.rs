@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use rd_proto::control::IoFact;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, fchmod, fstat, fstatfs, openat, stat, statat};
+use rustix::fs::{
+    Access, AtFlags, CWD, FileType, Mode, OFlags, fchmod, fdatasync, fstat, fstatfs, openat, stat, statat,
+};
 use rustix::io::Errno;
 
 use super::direct::write::{WriteBypass, Writes, Written};
@@ -192,9 +194,9 @@ impl FileSink {
                 let new = fstat(&self.file).map_err(fact)?;
                 let mut owner = (new.st_uid, new.st_gid);
                 let mode = succeed(&self.file, &mut owner, directory, last.as_os_str(), &old, true);
-                fchmod(&self.file, Mode::from_raw_mode(mode)).map_err(fact)?;
+                set_mode(&self.file, mode).map_err(fact)?;
             }
-            _ => fchmod(&self.file, Mode::from_raw_mode(0o666 & !umask())).map_err(fact)?,
+            _ => set_mode(&self.file, 0o666 & !umask()).map_err(fact)?,
         }
         partial::publish(directory, beside.as_os_str(), &self.file, last).map_err(|error| match error {
             Errno::STALE => IoFact { detail: partial::REPLACED.into(), ..fact(error) },
@@ -222,6 +224,15 @@ impl Drop for FileSink {
     }
 }
 
+/// Sets the mode of a file that is complete. A file system or server that does not let modes be set is no reason to
+/// throw its data away.
+pub(super) fn set_mode(file: impl AsFd, mode: u32) -> Result<(), Errno> {
+    match fchmod(file, Mode::from_raw_mode(mode)) {
+        Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+        done => done,
+    }
+}
+
 /// A stream, written in order.
 pub struct StreamSink {
     /// `None` if the file could not be opened.
@@ -235,6 +246,9 @@ pub struct StreamSink {
     /// Whether this is standard output and nothing has been written to it yet.
     is_unbegun_output: bool,
 }
+
+/// Explanation of EBUSY for a block device.
+const IN_USE: &str = "it is mounted or in use";
 
 /// Error message if what is to be written to a terminal is not text.
 pub const NO_TEXT: &str = "it is a terminal, and the data is not text";
@@ -255,10 +269,16 @@ impl StreamSink {
     ///
     /// # Errors
     ///
-    /// The path and the error number.
+    /// The path and the error number; `EBUSY` if a block device is mounted or in use.
     pub fn open(path: &Path) -> Result<Self, IoFact> {
-        let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
-        let file = openat(CWD, path, flags, Mode::empty()).map_err(|error| io_fact(path.as_os_str(), error))?;
+        let is_device = stat(path).is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::BlockDevice);
+        // EXCL without CREATE fails for a device that is mounted, or that swap or another device uses.
+        let exclusive = if is_device { OFlags::EXCL } else { OFlags::empty() };
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOCTTY | exclusive;
+        let file = openat(CWD, path, flags, Mode::empty()).map_err(|error| match error {
+            Errno::BUSY if is_device => IoFact { detail: IN_USE.into(), ..io_fact(path.as_os_str(), error) },
+            error => io_fact(path.as_os_str(), error),
+        })?;
         if standard::is_taken(&file) {
             return Err(io_fact(path.as_os_str(), Errno::BADF));
         }
@@ -318,7 +338,9 @@ impl StreamSink {
         }
         match (&self.file, &self.failed) {
             (_, Some(failed)) => Err(failed.clone()),
-            (Some(file), None) => close::settle(file).map_err(|error| io_fact(&self.name, error)),
+            (Some(file), None) => fstat(file)
+                .and_then(|stat| settle(file, FileType::from_raw_mode(stat.st_mode)))
+                .map_err(|error| io_fact(&self.name, error)),
             (None, None) => Ok(()),
         }
     }
@@ -357,9 +379,43 @@ impl StreamSink {
     }
 }
 
+/// Asks the file system for the result of all writes to a file of this kind.
+fn settle(file: &File, kind: FileType) -> Result<(), Errno> {
+    if kind == FileType::BlockDevice {
+        // Closing a device does not tell whether the data could be written.
+        fdatasync(file)?;
+    }
+    close::settle(file)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fs::close::tests::where_calls_fail;
+
+    #[test]
+    fn a_device_is_asked_whether_the_data_could_be_written() {
+        let file = tempfile::tempfile().expect("a file");
+        let settled = |kind| where_calls_fail(&[libc::SYS_fdatasync], libc::EIO, || settle(&file, kind));
+        assert_eq!(settled(FileType::BlockDevice), Err(Errno::IO));
+        assert_eq!(settled(FileType::RegularFile), Ok(()));
+    }
+
+    #[test]
+    fn a_file_is_published_where_modes_cannot_be_set() {
+        for (error, is_published) in
+            [(libc::EPERM, true), (libc::EOPNOTSUPP, true), (libc::ENOSYS, true), (libc::EIO, false)]
+        {
+            let directory = tempfile::tempdir().expect("a directory");
+            let path = directory.path().join("file");
+            let published = where_calls_fail(&[libc::SYS_fchmod], error, || {
+                let sink = FileSink::create(&path).expect("made");
+                sink.write_at(b"data", 0).expect("written");
+                sink.publish()
+            });
+            assert_eq!((published.is_ok(), path.exists()), (is_published, is_published), "{error}");
+        }
+    }
 
     #[test]
     fn a_partial_file_that_is_gone_is_told_as_the_reason() {

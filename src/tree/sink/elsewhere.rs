@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use rd_proto::tree::{Metadata, Verdict};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, fstat, ftruncate, ioctl_ficlone, openat, statat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, fstat, ioctl_ficlone, openat, statat};
 use rustix::io::Errno;
 
 use super::Shared;
@@ -23,7 +23,7 @@ use super::basis::open_regular;
 use super::directory::OpenDirectory;
 use super::entry;
 use super::itemize::differing;
-use super::judge::{HAS_CHANGED, is_same_time};
+use super::judge::{HAS_CHANGED, is_same_time, sync_kept};
 use super::links::link;
 use super::moves::Moved;
 use super::rehearse::Becomes;
@@ -310,7 +310,10 @@ impl Elsewhere {
             moves.give_up(*at);
         }
         match linked {
-            Ok(()) => self.count(shared),
+            Ok(()) => {
+                self.count(shared);
+                sync_kept(directory, name, &stat)?;
+            }
             Err(Fault::System(error)) if is_no_link(error) => return Ok(false),
             Err(fault) => return Err(fault),
         }
@@ -410,7 +413,6 @@ pub(super) fn copy_contents(shared: &Shared, from: &OwnedFd, to: &OwnedFd, size:
     if has_holes && ioctl_ficlone(to, from).is_ok() {
         return Ok(());
     }
-    ftruncate(to, size)?;
     let is_stopped = || shared.is_stopped.load(Acquire);
     let goes_on = |bytes: usize| {
         shared.progress.note_work(bytes as u64);
@@ -426,6 +428,8 @@ pub(super) fn copy_contents(shared: &Shared, from: &OwnedFd, to: &OwnedFd, size:
         }
         at = end;
     }
+    // Last, because a length may be durable long before the data.
+    entry::reach_length(to, size)?;
     if shared.options.reads_back() {
         entry::evict(to, 0, size)?;
         let mut scratch = vec![0; HASH_READ_BYTES];
@@ -434,4 +438,33 @@ pub(super) fn copy_contents(shared: &Shared, from: &OwnedFd, to: &OwnedFd, size:
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::super::{Destination, TreeSink};
+    use super::*;
+    use crate::fs::close::tests::where_calls_fail;
+
+    /// After a power loss, a file that had its length before its data would be full of zeros.
+    #[test]
+    fn a_copy_gets_its_length_after_its_data() {
+        const DATA: u64 = 64 << 10;
+        let scratch = tempfile::tempdir().expect("a directory");
+        let sink = TreeSink::new(scratch.path(), Destination::default(), Box::new(|_| {})).expect("a sink");
+        let shared = &sink.shared;
+        let file = || tempfile::tempfile().expect("a file");
+        let from = file();
+        from.write_all_at(&[7; DATA as usize], 0).expect("written");
+        let (old, new) = (OwnedFd::from(from.try_clone().expect("it")), OwnedFd::from(file()));
+        let copied = where_calls_fail(&[libc::SYS_ftruncate], libc::EIO, || copy_contents(shared, &old, &new, DATA));
+        assert_eq!(copied, Ok(()), "it has its length from its data");
+        from.set_len(1 << 20).expect("a hole at the end");
+        let new = OwnedFd::from(file());
+        assert_eq!(copy_contents(shared, &old, &new, 1 << 20), Ok(()));
+        assert_eq!(fstat(&new).expect("it").st_size, 1 << 20);
+        assert_eq!(hash_range(&new, 0, 1 << 20, &mut [0; 4096]), hash_range(&old, 0, 1 << 20, &mut [0; 4096]));
+    }
 }

@@ -127,6 +127,11 @@ pub(super) fn evict(file: &OwnedFd, position: u64, length: u64) -> Result<(), Er
     fadvise(file, position, NonZeroU64::new(length), Advice::DontNeed)
 }
 
+/// Gives a file that ends with a hole its length, after its data.
+pub(super) fn reach_length(file: &OwnedFd, size: u64) -> Result<(), Errno> {
+    if (fstat(file)?.st_size as u64) < size { ftruncate(file, size) } else { Ok(()) }
+}
+
 /// Makes the disk return the data: pages are written, dropped from the cache, and read again. If they cannot be
 /// dropped, because no disk is behind them or another process holds them, the cache is read instead.
 ///
@@ -269,9 +274,9 @@ pub(super) struct Large {
 }
 
 impl Large {
-    /// Makes the partial file at its full length; ranges that are never written stay holes. `may_resume`: whether a
-    /// partial file of an earlier transfer may be used. `compared`: the existing file, of this name or elsewhere, to
-    /// use whatever its size and time.
+    /// Makes the partial file. Ranges that are never written become holes. `may_resume`: whether a partial file of an
+    /// earlier transfer may be used. `compared`: the existing file, of this name or elsewhere, to use whatever its size
+    /// and time.
     pub fn create(
         directory: &Arc<OpenDirectory>,
         name: &[u8],
@@ -322,8 +327,15 @@ impl Large {
         };
         // A file in place that already has its length keeps its time until something is written.
         let has_length = is_device || in_place && basis.as_ref().is_some_and(|basis| basis.stat.st_size as u64 == size);
+        // A new file grows with its data. A length that is set first may be durable long before the data: after a power
+        // loss, zeros would have the size and time to come and count as the same. Direct writes that extend a file
+        // would wait for each other.
+        let is_in_target = basis.as_ref().is_some_and(|basis| basis.is_in_target);
+        let is_new = matches!(partial.way, Way::Named(_)) && !is_sparse && !is_in_target;
+        let grows = is_new && !shared.writes.are_direct(size);
         let set_length = || {
-            if has_length {
+            // A file of an earlier transfer may be longer.
+            if has_length || grows && (!partial.is_adopted || fstat(&partial.file)?.st_size as u64 <= size) {
                 return Ok(());
             }
             partial.mark(directory, name)?;
@@ -596,6 +608,9 @@ impl Large {
                 };
                 basis.fill(file, &write)?;
             }
+            if matches!(self.partial.way, Way::Named(_)) {
+                reach_length(file, self.size)?;
+            }
             Ok(self.bypass.settle(file)?)
         };
         self.filled.get_or_init(fill).clone()
@@ -713,8 +728,9 @@ impl Drop for Large {
             self.is_lasting && self.shared.is_stopped.load(Acquire) && self.shared.is_trusted.load(Relaxed);
         let is_kept = !is_published && is_given_up && !self.is_worthless.load(Relaxed);
         if let (true, Way::Named(beside)) = (is_kept, &self.partial.way) {
-            // This includes data left by earlier transfers.
-            let held = fstat(&self.partial.file).map_or(0, |stat| stat.st_blocks as u64 * 512).min(self.size);
+            // This includes data left by earlier transfers, but not blocks that XFS has reserved beyond the end.
+            let held = |stat: Stat| (stat.st_blocks as u64 * 512).min(stat.st_size as u64).min(self.size);
+            let held = fstat(&self.partial.file).map_or(0, held);
             // Complete blocks are not sent again.
             let rest = if held == self.size { 0 } else { held % super::BLOCK_BYTES };
             self.shared.counts.resumable_bytes.fetch_add(held - rest, Relaxed);

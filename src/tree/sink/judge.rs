@@ -61,6 +61,9 @@ struct Told {
 /// Explains `ESTALE` for a file that was written to after it was read.
 pub(super) const HAS_CHANGED: &str = "the destination changed while it was compared; run it again";
 
+/// How long after its last change a kept file may not be on the disk yet. Linux writes data out within about a minute.
+const RECENT_SECONDS: u64 = 300;
+
 /// Listed files that are wanted, by number.
 #[derive(Default)]
 pub(super) struct AllWanted {
@@ -400,6 +403,8 @@ pub(super) fn keep(
             false => describe(directory, name, described, mode, stat)?,
         }
         directory.tell(name, (Effect::Kept, kind), Some(differs), || itemize::target(directory, name, kind));
+    } else {
+        sync_kept(directory, name, stat)?;
     }
     if is_regular {
         directory.note_whole(stat.st_size as u64);
@@ -427,21 +432,44 @@ fn describe(
     let (entry, stat) = (Object::Path(fd.as_fd()), opened);
     let described = with_same_time(options, &stat, described);
     let is_synced = options.syncs() && is_regular(&stat);
-    let open = || {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        openat(&directory.fd, name, flags, Mode::empty())
-    };
+    let open = || open_to_sync(directory, name);
     // The new mode may keep this user from reading the file, or else the old one does.
     let before = if is_synced { open().ok() } else { None };
     let applied = shared.setter.apply(options, entry, &described, mode, Current::new(&stat, false, true));
     shared.note(applied, || directory.path(name));
     if is_synced {
-        match before.map_or_else(open, Ok) {
-            Err(Errno::ACCESS) => syncfs(&directory.fd)?,
-            file => fsync(file?)?,
-        }
+        sync(directory, before.map_or_else(open, Ok))?;
     }
     Ok(())
+}
+
+/// Makes a kept file durable if the options ask for that. An earlier run without them may have written it so recently
+/// that the system has not written it out.
+pub(super) fn sync_kept(directory: &OpenDirectory, name: &[u8], stat: &Stat) -> Result<(), Fault> {
+    let options = &directory.shared.options;
+    if options.syncs() && !options.dry_run && is_regular(stat) && is_recent(stat.st_ctime, SystemTime::now()) {
+        sync(directory, open_to_sync(directory, name))?;
+    }
+    Ok(())
+}
+
+/// Whether a time of change in seconds is within five minutes of `now`. A server's clock may be ahead of this host's.
+fn is_recent(changed: i64, now: SystemTime) -> bool {
+    let now = now.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    (now as i64).abs_diff(changed) < RECENT_SECONDS
+}
+
+fn open_to_sync(directory: &OpenDirectory, name: &[u8]) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    openat(&directory.fd, name, flags, Mode::empty())
+}
+
+/// Makes a file durable. If this user may not read it, its whole file system is written out.
+fn sync(directory: &OpenDirectory, file: Result<OwnedFd, Errno>) -> Result<(), Errno> {
+    match file {
+        Err(Errno::ACCESS) => syncfs(&directory.fd),
+        file => fsync(file?),
+    }
 }
 
 /// Like [`keep`], for a regular file. If the file must not change, a new one is made from its contents. Returns `false`
@@ -549,5 +577,43 @@ impl Shared {
             self.answer(Answer::Verdicts { first, verdicts });
             (first, verdicts) = (first + count, rest);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::time::Duration;
+
+    use super::super::Destination;
+    use super::*;
+    use crate::fs::close::tests::where_calls_fail;
+
+    #[test]
+    fn a_kept_file_that_was_changed_lately_is_synced_too() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        fs::write(scratch.path().join("f"), "contents").expect("a file");
+        for (fsync, expected) in [(true, Err(Fault::System(Errno::IO))), (false, Ok(true))] {
+            let options = TreeOptions { sync: true, fsync, ..TreeOptions::default() };
+            let sink = TreeSink::new(scratch.path(), Destination::from(options), Box::new(|_| {})).expect("a sink");
+            let top = sink.levels[0].clone().expect("the top");
+            let stat = top.stat(b"f").expect("it");
+            let modified = Time { seconds: stat.st_mtime, nanoseconds: stat.st_mtime_nsec as u32 };
+            let (uid, gid, mode) = (stat.st_uid, stat.st_gid, stat.st_mode & 0o7777);
+            let described = Metadata { uid, gid, mode, modified, ..Metadata::ZERO };
+            let named = Object::Named(top.fd.as_fd(), c"f");
+            assert_eq!(differing(&top.shared, named, &stat, &described, Some(mode)), 0, "there is nothing to set");
+            let kept = where_calls_fail(&[libc::SYS_fsync], libc::EIO, || keep(&top, b"f", &described, &stat));
+            assert_eq!(kept, expected);
+            assert_eq!(keep(&top, b"f", &described, &stat), Ok(true));
+        }
+    }
+
+    #[test]
+    fn what_is_recent_does_not_depend_on_whose_clock_is_ahead() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
+        let is_at = |changed| is_recent(changed, now);
+        assert!([1_000_000, 999_701, 1_000_299].into_iter().all(is_at));
+        assert!(![999_700, 1_000_300, 0].into_iter().any(is_at));
     }
 }

@@ -250,3 +250,44 @@ impl Partial {
         partial::remove_named(&directory.fd, name, &self.file);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::sync::Arc;
+    use std::thread::sleep;
+    use std::time::{Duration, Instant};
+
+    use rd_proto::tree::Record;
+
+    use super::super::tests::chunk;
+    use super::super::{Destination, TreeSink};
+    use super::*;
+
+    /// After a power loss, a file that had its length before its data would be full of zeros and count as the same.
+    #[test]
+    fn a_large_file_gets_its_length_with_its_data() {
+        const SIZE: u64 = 1 << 20;
+        const PART: u64 = 256 << 10;
+        let scratch = tempfile::tempdir().expect("a directory");
+        let metadata = Metadata { mode: 0o640, ..Metadata::ZERO };
+        let file = Record::Large { name: b"f", metadata, item: 1, size: SIZE, is_sparse: false };
+        let mut sink = TreeSink::new(scratch.path(), Destination::default(), Box::new(|_| {})).expect("a sink");
+        sink.push(0, 0, chunk(&[file])).expect("taken");
+        sink.push(1, 0, Arc::new(vec![7; PART as usize])).expect("taken");
+        let beside = scratch.path().join(name_beside(b"f", PARTIAL));
+        let length = || fs::metadata(&beside).expect("it has that name").len();
+        let until = Instant::now() + Duration::from_secs(20);
+        while length() == 0 {
+            assert!(Instant::now() < until, "nothing is written");
+            sleep(Duration::from_millis(1));
+        }
+        assert!(length() <= PART, "{}", length());
+        // Whatever the sender leaves out is a hole, at the end as well.
+        let closed = Record::Closed { item: 1, data_bytes: PART, is_intact: true };
+        sink.push(0, 0, chunk(&[closed, Record::End { failures: 0 }])).expect("taken");
+        assert_eq!(sink.finish().expect("whole").failed, 0);
+        let expected = [vec![7; PART as usize], vec![0; (SIZE - PART) as usize]].concat();
+        assert!(fs::read(scratch.path().join("f")).expect("made") == expected);
+    }
+}

@@ -1,6 +1,7 @@
 mod blocks;
 mod hostile;
 mod in_place;
+mod killed;
 mod rights;
 
 use std::ffi::OsStr;
@@ -10,7 +11,6 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Instant;
 
 use rd_proto::tree::{DEPTH_MAX, Metadata, Special, Time, Xattrs};
 use rustix::fs::XattrFlags;
@@ -555,7 +555,7 @@ fn a_full_disk_stops_everything() {
     struct Mount(PathBuf);
     impl Drop for Mount {
         fn drop(&mut self) {
-            let _ = Command::new("umount").arg(&self.0).status();
+            let _ = Command::new("umount").arg("-l").arg(&self.0).status();
         }
     }
     let scratch = Scratch::new();
@@ -679,84 +679,15 @@ fn all_of_it_holds_for_another_user() {
         .gid(65534)
         .output();
     match output {
-        Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout)),
+        Ok(output) => {
+            let text = String::from_utf8_lossy(&output.stdout);
+            // A run in which the filter matches no test succeeds as well.
+            let before = text.split_once(" passed;").map(|(before, _)| before);
+            let passed = before.and_then(|before| before.rsplit(' ').next()?.parse::<usize>().ok());
+            assert!(output.status.success() && passed > Some(20), "{text}");
+        }
         Err(error) if error.kind() == ErrorKind::PermissionDenied => not_run(error),
         Err(error) => panic!("{error}"),
-    }
-}
-
-/// Chunks with 20 000 files of 4 KiB in 200 directories.
-fn small_files() -> Vec<Arc<Vec<u8>>> {
-    let mut chunks = vec![Vec::new()];
-    let mut put = |record: Record<'_>| {
-        if chunks.last().is_none_or(|bytes: &Vec<u8>| bytes.len() + record.encoded_bytes() > 1 << 20) {
-            chunks.push(Vec::new());
-        }
-        let bytes = chunks.last_mut().expect("one");
-        let at = bytes.len();
-        bytes.resize(at + record.encoded_bytes(), 0);
-        record.encode(&mut bytes[at..]);
-    };
-    for number in 0..200 {
-        put(directory(format!("d{number:03}").as_bytes()));
-        for number in 0..100 {
-            put(file(format!("file{number:03}").as_bytes(), &[7; 4096]));
-        }
-        put(Record::Leave);
-    }
-    put(END);
-    chunks.into_iter().map(Arc::new).collect()
-}
-
-/// Measures the sink alone, in the directory `RD_TREE_DIR`.
-#[test]
-#[ignore = "a measurement, to be run by hand"]
-fn measure_small_files() {
-    let Some(directory) = std::env::var_os("RD_TREE_DIR").map(PathBuf::from) else { return };
-    let chunks = small_files();
-    let start = Instant::now();
-    let mut sink = TreeSink::new(&directory, Destination::default(), Box::new(|_| {})).expect("a directory");
-    for chunk in chunks {
-        sink.push(0, 0, chunk).expect("taken");
-    }
-    let report = sink.finish().expect("whole");
-    println!("{:.1} ms", start.elapsed().as_secs_f64() * 1e3);
-    assert_eq!((report.files, report.failed), (20_000, 0));
-}
-
-#[test]
-fn who_is_killed_leaves_no_half_of_a_file() {
-    for older_files in [false, true] {
-        let scratch = Scratch::new();
-        let whole = |path: &Path| {
-            let stat = path.symlink_metadata().expect("there");
-            // In a directory that has no name yet, files have their names before they are whole.
-            let is_unseen = path.to_string_lossy().contains("/.");
-            is_unseen || !stat.is_file() || stat.len() == 4096 && stat.mode() & 0o777 == 0o640
-        };
-        for round in 0..if older_files { 4 } else { 1 } {
-            let start_one = || {
-                let mut child = Command::new(std::env::current_exe().expect("a name"));
-                child.args(["--ignored", "--exact", "tree::sink::tests::measure_small_files"]);
-                child.env("RD_TREE_DIR", scratch.dst()).stdout(std::process::Stdio::null());
-                child.spawn().expect("this program again")
-            };
-            let mut child = start_one();
-            let start = Instant::now();
-            while names_below(&scratch.dst()).len() < 300 && start.elapsed().as_secs() < 20 {}
-            std::thread::sleep(std::time::Duration::from_millis(10 * round));
-            child.kill().expect("ours");
-            child.wait().expect("ours");
-            let found = names_below(&scratch.dst());
-            assert!(found.len() >= 300, "killed too early");
-            let broken: Vec<_> = found.iter().filter(|path| !whole(path)).collect();
-            assert_eq!(broken, Vec::<&PathBuf>::new());
-            if !older_files {
-                assert!(start_one().wait().expect("ours").success());
-                let found = names_below(&scratch.dst());
-                assert_eq!((found.len(), found.iter().all(|path| whole(path))), (20_200, true));
-            }
-        }
     }
 }
 
@@ -784,17 +715,4 @@ fn capabilities_go_with_owner_and_mode() {
         let is_set = rustix::fs::getxattr(scratch.dst().join(name), NAME, &mut [0_u8; 64]).is_ok();
         assert_eq!(is_set, owner && mode, "owner: {owner}, mode: {mode}");
     }
-}
-
-#[test]
-fn what_a_killed_transfer_left_of_small_files_goes() {
-    let scratch = Scratch::new();
-    let below = scratch.dst().join("d");
-    fs::create_dir(&below).expect("ours");
-    for place in [scratch.dst(), below] {
-        fs::write(place.join(name_beside(b"f", PARTIAL)), "half").expect("ours");
-    }
-    let records = [directory(b"d"), file(b"f", b"whole"), Record::Leave, file(b"f", b"whole"), END];
-    assert!(scratch.run(TreeOptions::default(), &records).expect("a walk").failures.is_empty());
-    scratch.no_temporaries();
 }

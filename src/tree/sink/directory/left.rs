@@ -79,6 +79,11 @@ impl OpenDirectory {
 /// Maximum number of entries whose names are kept, in a directory that an earlier transfer has left.
 const LEFT_MAX: usize = 4096;
 
+/// Whether the name is that of a file with a part of its data, which grows with them.
+fn is_partial(name: &CStr) -> bool {
+    is_temporary_name(name.to_bytes()) && name.to_bytes().ends_with(PARTIAL.as_bytes())
+}
+
 /// Removes entries that are not worth resuming from a directory that an earlier transfer has left. Returns the entries
 /// that stay, by name, at most [`LEFT_MAX`]: directories, and files so large that resuming may save sending them again.
 pub(super) fn sweep(fd: &OwnedFd) -> Result<BTreeMap<Vec<u8>, bool>, Errno> {
@@ -92,7 +97,7 @@ pub(super) fn sweep(fd: &OwnedFd) -> Result<BTreeMap<Vec<u8>, bool>, Errno> {
         let is_directory = match FileType::from_raw_mode(stat.st_mode) {
             _ if left.len() == LEFT_MAX => return partial::remove(fd, name),
             FileType::Directory => true,
-            FileType::RegularFile if stat.st_size as u64 >= RESUME_BYTES_MIN => false,
+            FileType::RegularFile if stat.st_size as u64 >= RESUME_BYTES_MIN || is_partial(name) => false,
             _ => return unlinkat(fd, name, AtFlags::empty()),
         };
         left.insert(name.to_bytes().to_vec(), is_directory);

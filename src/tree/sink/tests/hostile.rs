@@ -1,6 +1,9 @@
 //! A sender, or another process on the host, that tries to change something outside the destination.
 
+use std::sync::atomic::AtomicU64;
+
 use rd_proto::tree::{Extensions, fuzz};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::*;
 use crate::tree::FIRST_NAME_FAILED;
@@ -237,23 +240,28 @@ fn what_is_planted_under_a_partial_name_is_not_written_to() {
     }
 }
 
+/// Tells a thread that the test is over, even if it ends by a panic.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
 #[test]
 fn a_directory_that_is_exchanged_for_a_link_leads_nowhere() {
     let scratch = Scratch::new();
-    let is_over = AtomicBool::new(false);
+    let (real, other) = (scratch.dst().join("d"), scratch.0.path().join("link"));
+    symlink(scratch.outside(), &other).expect("a link");
+    let (is_over, exchanges) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
+        let _over = Over(&is_over);
         scope.spawn(|| {
-            let (real, hidden, other) =
-                (scratch.dst().join("d"), scratch.0.path().join("hidden"), scratch.0.path().join("link"));
-            symlink(scratch.outside(), &other).expect("a link");
             while !is_over.load(Relaxed) {
-                // Moves the directory away and a link into its place, then back.
-                if fs::rename(&real, &hidden).is_ok() {
-                    let _ = fs::rename(&other, &real);
-                    let _ = fs::rename(&real, &other);
-                    let _ = fs::remove_dir_all(&real);
-                    let _ = fs::rename(&hidden, &real);
-                }
+                // The directory is not there before the end of the first round.
+                let exchanged = renameat_with(CWD, &real, CWD, &other, RenameFlags::EXCHANGE);
+                exchanges.fetch_add(u64::from(exchanged.is_ok()), Relaxed);
             }
         });
         let names: Vec<String> = (0..50).map(|number| format!("f{number:02}")).collect();
@@ -263,16 +271,16 @@ fn a_directory_that_is_exchanged_for_a_link_leads_nowhere() {
         records.extend(names.iter().map(|name| file(name.as_bytes(), b"ours")));
         records.extend([Record::Leave, link(b"s", b"t"), Record::Leave]);
         records.extend([Record::HardLink { name: b"z", first: b"d/file" }, END]);
-        let start = Instant::now();
-        let mut rounds = 0;
-        while start.elapsed().as_millis() < 500 || rounds < 2 {
+        let (start, mut rounds, mut failed) = (Instant::now(), 0, 0);
+        let is_met = |rounds: u64, failed: u64| failed > 0 && exchanges.load(Relaxed) > rounds;
+        while start.elapsed().as_millis() < 500 || !is_met(rounds, failed) && start.elapsed().as_secs() < 20 {
             // Entries may fail. What counts is that none appears outside.
             let mut sink = scratch.sink_with(2, TreeOptions::default());
             sink.push(0, 0, chunk(&records)).expect("taken");
-            sink.finish().expect("whole");
+            failed += u64::from(sink.finish().expect("whole").failed > 0);
             rounds += 1;
         }
-        is_over.store(true, Relaxed);
+        assert!(is_met(rounds, failed), "{rounds} rounds, {failed} failed, {exchanges:?} exchanges");
     });
     scratch.outside_is_unchanged();
 }

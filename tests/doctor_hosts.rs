@@ -212,17 +212,9 @@ fn a_slow_host_and_a_slow_pair_of_eight() {
 #[ignore = "needs hosts: tests/run as root"]
 fn a_host_that_only_a_jump_reaches() {
     let network = Network::start();
-    let routes = |verb: &str| {
-        for (at, to) in [(1, 3), (3, 1)] {
-            for target in [address(to), format!("fd00:9::{to}")] {
-                let done = on(at, Command::new("ip").args(["route", verb, "unreachable", &target])).status();
-                assert!(done.expect("ip").success() || verb == "del");
-            }
-        }
-    };
-    routes("add");
+    let no_way = NoWay::unreachable(1, 3);
     let (code, report, _) = doctor(&network, &["-J", "h2", "--seconds", "0", "h3"]);
-    routes("del");
+    drop(no_way);
     let port = of_path(&report, "port");
     assert_eq!((code, text(port, "code")), (11, "not-reached"), "{report:#}");
     assert!(text(port, "found").contains("10.9.0.3: No route to host"), "{port:#}");

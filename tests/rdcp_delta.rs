@@ -76,7 +76,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        run("umount", &[self.0.to_str().expect("text")]);
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
     }
 }
 
@@ -109,7 +109,7 @@ impl Loop {
 
 impl Drop for Loop {
     fn drop(&mut self) {
-        run("losetup", &["--detach", &self.0]);
+        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
     }
 }
 

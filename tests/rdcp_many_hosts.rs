@@ -7,7 +7,6 @@ mod rig;
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -42,30 +41,6 @@ enum Fault {
 }
 
 const FAULTS: [Fault; 4] = [Fault::Killed, Fault::CutOff, Fault::Stopped, Fault::FullDisk];
-
-/// A small file system on a host, in which the copy is made.
-struct SmallDisk(u32, String);
-
-impl SmallDisk {
-    fn mount(host: u32, at: &Path) -> Self {
-        let disk = Self(host, at.display().to_string());
-        let mount = ["-t", "tmpfs", "-o", "size=6m", "none", &disk.1];
-        assert!(on(host, Command::new("mount").args(mount)).status().expect("mount").success());
-        disk
-    }
-
-    /// Returns the names in it.
-    fn names(&self) -> String {
-        let output = on(self.0, Command::new("ls").args(["-A", &self.1])).output().expect("ls");
-        String::from_utf8_lossy(&output.stdout).into_owned()
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = on(self.0, Command::new("umount").args(["-l", &self.1])).status();
-    }
-}
 
 /// A stopped process, which is continued when the value is dropped.
 struct Stopped(Pid);

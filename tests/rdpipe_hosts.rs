@@ -465,10 +465,7 @@ fn the_address_that_the_others_use_for_this_host() {
 fn a_file_system_that_is_full() {
     let network = Network::start();
     fs::create_dir(network.path("disk")).expect("a directory");
-    // Mounted in the host's own mount namespace.
-    let disk = network.path("disk").display().to_string();
-    let mounted = on(4, Command::new("mount").args(["-t", "tmpfs", "-o", "size=6m", "none", &disk])).status();
-    assert!(mounted.expect("mount").success());
+    let _disk = SmallDisk::mount(4, &network.path("disk"));
     let start = Instant::now();
     let (ended, _) = network.pipe(&["h2:yes", "h3:cat; sleep 100", "h4:> DIR/disk/full"], b"");
     ended.expect(6);
@@ -480,7 +477,6 @@ fn a_file_system_that_is_full() {
     );
     assert!(start.elapsed() < GONE + GONE, "{:?}", start.elapsed());
     network.deserted(GONE);
-    let _ = on(4, Command::new("umount").arg(&disk)).status();
 }
 
 #[test]

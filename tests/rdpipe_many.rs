@@ -441,12 +441,15 @@ fn no_command_takes_a_part_for_the_whole() {
     for is_agent in [false, true] {
         let lab = lab();
         let bytes = lab.source(1 << 20);
-        let slow = "src:cat DIR/source; sleep 2; cat DIR/source";
+        let slow = "src:cat DIR/source; while ! [ -e DIR/go ]; do sleep 0.1; done; cat DIR/source";
         let mut process = lab.start(&["--stall=1", slow, COMMITS]);
         lab.await_bytes("begun.h1", 1 << 20, &process);
         lab.await_bytes("begun.h2", 1 << 20, &process);
         let victim = if is_agent { lab.agent("h1") } else { process.pid() };
         kill_process(Pid::from_raw(victim as i32).expect("a process"), Signal::KILL).expect("it runs");
+        if is_agent {
+            lab.0.file("go", b"");
+        }
         let ended = process.wait();
         lab.all_gone(Duration::from_secs(8));
         assert!(!lab.join("final.h1").exists(), "{}", ended.stderr);

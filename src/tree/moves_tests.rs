@@ -1,9 +1,9 @@
 //! `--find-moves`, walk and sink together.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::sink::Report;
 use super::sync_tests::{Maker, copy, picture, scratch, sync};
@@ -341,31 +341,47 @@ fn shuffle(maker: &mut Maker, top: &Path) {
     }
 }
 
-/// The source still has the old name, and that file gets another time while it is copied. Its contents are proven once
-/// more.
+/// The old name stays, and that file gets another time while it is copied, perhaps together with other contents. They
+/// are proven once more, and what is not proven gets no name.
 #[test]
 fn what_gets_another_time_while_it_is_copied_is_copied_once_more() {
-    for is_local in [false, true] {
+    for (is_local, is_other) in [(false, false), (false, true), (true, false), (true, true)] {
+        let what = format!("within a host {is_local}, other contents {is_other}");
         let trees = Trees::new();
         trees.write("b", b"12345");
         trees.copy(&moving(), is_local);
-        let old = trees.to("a");
-        fs::rename(trees.to("b"), &old).expect("renamed");
+        fs::rename(trees.to("b"), trees.to("a")).expect("renamed");
+        let old = trees.to("a").canonicalize().expect("there");
         // While another transfer holds the partial name, the old file has been opened and is not copied yet.
         let top = fs::File::open(trees.to("")).expect("there");
         let (held, _) = partial::open(&top, &name_beside(b"b", PARTIAL), false).expect("made");
         let options = TreeOptions { delete: false, delete_after: false, ..moving() };
-        std::thread::scope(|scope| {
+        let is_open = || {
+            let mut links = fs::read_dir("/proc/self/fd").expect("descriptors").flatten();
+            links.any(|link| fs::read_link(link.path()).is_ok_and(|path| path == old))
+        };
+        let (sent, report) = std::thread::scope(|scope| {
             scope.spawn(|| {
-                std::thread::sleep(Duration::from_secs(1));
+                let start = Instant::now();
+                while !is_open() && start.elapsed() < Duration::from_secs(20) {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                // Once it is open, it is proven at once.
+                std::thread::sleep(Duration::from_millis(500));
                 let file = fs::File::options().write(true).open(&old).expect("it");
+                if is_other {
+                    file.write_all_at(b"54321", 0).expect("written");
+                }
                 file.set_modified(SystemTime::UNIX_EPOCH).expect("a time");
                 drop(held);
             });
-            trees.copy(&options, is_local);
+            copy(&trees.from(""), &trees.0.path().join("to"), &options, is_local)
         });
-        assert_eq!(fs::read(trees.to("b")).expect("it"), b"12345");
-        assert_eq!(fs::metadata(&old).expect("it").modified().expect("a time"), SystemTime::UNIX_EPOCH);
+        let expected = if is_other { (0, 0, 1) } else { (0, 1, 0) };
+        assert_eq!((sent.bytes, report.moved, report.failed), expected, "{what}: {report:?}");
+        let copied = fs::read(trees.to("b")).ok();
+        assert_eq!(copied.as_deref(), (!is_other).then_some(&b"12345"[..]), "{what}");
+        assert_eq!(fs::metadata(&old).expect("it").modified().expect("a time"), SystemTime::UNIX_EPOCH, "{what}");
     }
 }
 

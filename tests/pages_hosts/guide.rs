@@ -44,10 +44,12 @@ fn every_command_line_of_the_guide_does_what_it_says() {
     names.sort();
     assert_eq!(names, PAGES.map(|(name, _)| name));
     let wanted = std::env::var("PAGE").ok();
+    let is_wanted = |(name, _): &(&str, usize)| wanted.as_deref().is_none_or(|wanted| wanted == *name);
+    let pages: Vec<(&str, usize)> = PAGES.into_iter().filter(is_wanted).collect();
+    assert!(!pages.is_empty(), "no such page: {wanted:?}");
     let world = World::new();
     let mut failed = Vec::new();
-    for (name, not_run) in PAGES.into_iter().filter(|(name, _)| wanted.as_deref().is_none_or(|wanted| wanted == *name))
-    {
+    for (name, not_run) in pages {
         eprintln!("-- {name}");
         world.begin_anew();
         let began = Instant::now();

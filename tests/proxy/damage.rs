@@ -35,6 +35,19 @@ fn survives(plan: Plan, encrypt: &str, input: &[u8]) -> (Ended, Ended, usize) {
     (send, recv, proxy.damages())
 }
 
+/// Repeats such a transfer until the damage has been done. Returns how both ends ended then. How much a connection
+/// carries is left to chance, so a run may have nothing at the place. As good as never does that happen in all of 20.
+#[track_caller]
+fn survives_damage(plan: &Plan, encrypt: &str, input: &[u8]) -> (Ended, Ended) {
+    for _ in 0..20 {
+        let (send, recv, done) = survives(plan.clone(), encrypt, input);
+        if done > 0 {
+            return (send, recv);
+        }
+    }
+    panic!("nothing was damaged: {:?} --encrypt {encrypt}", plan.damage);
+}
+
 fn at(way: Way, connection: usize, offset: u64, damage: Damage) -> (Spot, Damage) {
     (Spot { way, connection: Some(connection), offset }, damage)
 }
@@ -67,11 +80,12 @@ fn a_flipped_bit_in_every_part_of_the_handshake() {
 
 #[test]
 fn a_flipped_bit_in_control_frames() {
-    let input = noise(3 * CHUNK);
+    let (input, longer) = (noise(3 * CHUNK), noise(16 * CHUNK));
     for encrypt in ["always", "never"] {
         for offset in [150, 190, 260] {
             for way in [Way::Up, Way::Down] {
-                let (send, recv, _) = survives(plan(vec![at(way, 0, offset, Damage::Flip(3))]), encrypt, &input);
+                let damage = plan(vec![at(way, 0, offset, Damage::Flip(3))]);
+                let (send, recv) = survives_damage(&damage, encrypt, &input);
                 for ended in [&send, &recv] {
                     assert!(!ended.stderr.contains("release"), "{way:?} {offset}: {}", ended.stderr);
                 }
@@ -89,7 +103,8 @@ fn a_flipped_bit_in_control_frames() {
             }
         }
         // Acknowledgements in the other direction, while data flows.
-        let (send, ..) = survives(plan(vec![at(Way::Down, 0, 500, Damage::Flip(0))]), encrypt, &noise(8 * CHUNK));
+        let damage = plan(vec![at(Way::Down, 0, 500, Damage::Flip(0))]);
+        let (send, _) = survives_damage(&damage, encrypt, &longer);
         assert!([0, 4].contains(&send.code), "{}", send.stderr);
     }
 }
@@ -116,14 +131,11 @@ fn a_flipped_bit_in_every_byte_of_a_chunk_header() {
     let input = noise(4 * CHUNK);
     for encrypt in ["always", "never"] {
         let header = first_header(encrypt, &input);
-        let mut damages = 0;
         for byte in 0..48 {
             let damage = plan(vec![at(Way::Up, 0, header + byte, Damage::Flip((byte % 8) as u8))]);
-            let (send, _, done) = survives(damage, encrypt, &input);
+            let (send, _) = survives_damage(&damage, encrypt, &input);
             assert!([0, 4, 7].contains(&send.code), "byte {byte}: {}", send.stderr);
-            damages += done;
         }
-        assert!(damages > 0, "the first connection never carried a chunk with --encrypt {encrypt}");
     }
 }
 
@@ -186,7 +198,6 @@ fn ranges_dropped_duplicated_and_swapped() {
     let input = noise(6 * CHUNK);
     for encrypt in ["always", "never"] {
         let header = first_header(encrypt, &input);
-        let mut damages_done = 0;
         let record = 48 + CHUNK;
         let damages = [
             Damage::Drop(1),
@@ -201,12 +212,10 @@ fn ranges_dropped_duplicated_and_swapped() {
         ];
         for damage in damages {
             for offset in [header, header + 300_000] {
-                let (send, _, done) = survives(plan(vec![at(Way::Up, 0, offset, damage)]), encrypt, &input);
+                let (send, _) = survives_damage(&plan(vec![at(Way::Up, 0, offset, damage)]), encrypt, &input);
                 assert!([0, 4, 7].contains(&send.code), "{damage:?} at {offset}: {}", send.stderr);
-                damages_done += done;
             }
         }
-        assert!(damages_done > 0, "the first connection never carried a chunk with --encrypt {encrypt}");
     }
 }
 
@@ -292,9 +301,13 @@ fn encryption_turned_off_on_the_way() {
     let header = first_header("always", &input);
     // Bit 0 means final, bit 1 sealed. The first of several chunks has only the latter set.
     for flags in [0, 4] {
-        let damage = plan(vec![at(Way::Up, 0, header + 1, Damage::Set(flags))]);
-        let (send, recv, _) = survives(damage, "always", &input);
-        send.expect(0);
-        assert!(recv.report()["corrupt_chunks"].as_u64() >= Some(1), "{}", recv.stderr);
+        // The first connection may carry no chunk, or something else at that place.
+        let is_refused = (0..20).any(|_| {
+            let damage = plan(vec![at(Way::Up, 0, header + 1, Damage::Set(flags))]);
+            let (send, recv, _) = survives(damage, "always", &input);
+            send.expect(0);
+            recv.report()["corrupt_chunks"].as_u64() >= Some(1)
+        });
+        assert!(is_refused, "no chunk was refused with the flags {flags}");
     }
 }

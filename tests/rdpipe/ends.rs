@@ -3,6 +3,8 @@
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 
+use rdma_pipe::control::channel::{receive, skip_to_magic};
+use rdma_pipe::control::frames::Message;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::*;
@@ -256,10 +258,29 @@ fn an_agent_that_shows_no_sign_of_life_is_given_up() {
 fn an_agent_that_is_ended_while_its_hop_is_made() {
     for stays in [1, 100] {
         let lab = Lab::new();
-        let late = "(dd bs=64k count=1 2>/dev/null; sleep 1; exec cat) | exec sh -c \"exec $2\"";
-        let ended = format!("exec 3<&0; sh -c \"exec $2\" <&3 & sleep 0.5; kill $!; wait $!; exec sleep {stays}");
+        let at = lab.0.path().display();
+        // What h1 is told to do waits until h2's agent is gone.
+        let waits = format!("while [ -d '{at}' ] && ! [ -e '{at}/go' ]; do sleep 0.1; done");
+        let late = format!("(dd bs=64k count=1 2>/dev/null; {waits}; exec cat) | exec sh -c \"exec $2\"");
+        let copies = format!("mkfifo '{at}/out'; tee '{at}/said' <'{at}/out' & exec 3<&0");
+        let agent = format!("sh -c \"exec $2\" <&3 >'{at}/out' & echo $! >'{at}/agent'; wait $!");
+        let ended = format!("{copies}; {agent}; exec sleep {stays}");
         lab.script("odd", &format!("if [ \"$1\" = h1 ]; then {late}; else {ended}; fi"));
         let mut process = Process::spawn(lab.rdpipe_by("odd").args(["h1:echo x", "h2:cat"]));
+        let until = Instant::now() + PATIENCE;
+        while !fs::read(lab.join("said")).is_ok_and(|said| has_listened(&said)) {
+            assert!(Instant::now() < until, "{}", process.stderr());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        // The hop to this host has probably been made too.
+        std::thread::sleep(Duration::from_millis(500));
+        let agent: u32 = lab.text_of("agent").trim().parse().expect("a process id");
+        kill(agent, Signal::TERM);
+        while is_alive(agent) {
+            assert!(Instant::now() < until, "{}", process.stderr());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        lab.0.file("go", b"");
         let ended = process.wait_for(GONE + SOON);
         ended.expect(4).one_line("rdpipe", &["h2"]);
         // Depends on which event is noticed first.
@@ -267,6 +288,17 @@ fn an_agent_that_is_ended_while_its_hop_is_made() {
         assert!(said.iter().any(|said| ended.stderr.contains(said)), "{}", ended.stderr);
         lab.deserted_since(ended.at, GONE);
     }
+}
+
+/// Whether an agent that has said this has had an end of a session listen.
+fn has_listened(mut said: &[u8]) -> bool {
+    let has_begun = skip_to_magic(&mut said).is_ok();
+    let mut messages = std::iter::from_fn(|| receive(&mut said).ok());
+    has_begun
+        && messages.any(|message| {
+            let Message::ForEnd { message, .. } = message else { return false };
+            matches!(message.decode(), Ok(Some(Message::Listening(_))))
+        })
 }
 
 #[test]

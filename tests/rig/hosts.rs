@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::Scratch;
@@ -137,20 +137,58 @@ impl Drop for Partition {
     }
 }
 
+/// A small file system in a host's own mount namespace, for as long as the value lives.
+pub struct SmallDisk(u32, String);
+
+impl SmallDisk {
+    pub fn mount(host: u32, at: &Path) -> Self {
+        let disk = Self(host, at.display().to_string());
+        let mount = ["-t", "tmpfs", "-o", "size=6m", "none", &disk.1];
+        assert!(on(host, Command::new("mount").args(mount)).status().expect("mount").success());
+        disk
+    }
+
+    /// Returns the names in it.
+    pub fn names(&self) -> String {
+        let output = on(self.0, Command::new("ls").args(["-A", &self.1])).output().expect("ls");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = on(self.0, Command::new("umount").args(["-l", &self.1])).status();
+    }
+}
+
 /// Keeps two hosts from reaching each other, for as long as the value lives.
-pub struct NoWay(u32, u32);
+pub struct NoWay {
+    hosts: (u32, u32),
+    /// The kind of their routes to each other, in ip-route(8) notation.
+    route: &'static str,
+}
 
 impl NoWay {
     pub fn between(one: u32, other: u32) -> Self {
-        let way = Self(one, other);
+        Self::by("blackhole", one, other)
+    }
+
+    /// Like [`between`](Self::between). Connecting fails with EHOSTUNREACH.
+    pub fn unreachable(one: u32, other: u32) -> Self {
+        Self::by("unreachable", one, other)
+    }
+
+    fn by(route: &'static str, one: u32, other: u32) -> Self {
+        let way = Self { hosts: (one, other), route };
         way.routes("add");
         way
     }
 
     fn routes(&self, verb: &str) {
-        for (at, to) in [(self.0, self.1), (self.1, self.0)] {
+        let (one, other) = self.hosts;
+        for (at, to) in [(one, other), (other, one)] {
             for target in [address(to), format!("fd00:9::{to}")] {
-                let status = on(at, Command::new("ip").args(["route", verb, "blackhole", &target])).status();
+                let status = on(at, Command::new("ip").args(["route", verb, self.route, &target])).status();
                 assert!(status.expect("ip").success() || verb == "del");
             }
         }

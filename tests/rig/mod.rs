@@ -341,10 +341,18 @@ pub struct Scratch(PathBuf);
 impl Scratch {
     pub fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("e2e-{}-{number}", std::process::id()));
-        std::fs::create_dir_all(&path).expect("a scratch directory");
-        Self(path)
+        let root = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        std::fs::create_dir_all(root).expect("a directory for scratch directories");
+        loop {
+            let number = COUNT.fetch_add(1, Ordering::Relaxed);
+            let path = root.join(format!("e2e-{}-{number}", std::process::id()));
+            match std::fs::create_dir(&path) {
+                Ok(()) => return Self(path),
+                // Process ids recur, and a test that was killed has left its directory.
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(error) => panic!("{}: {error}", path.display()),
+            }
+        }
     }
 
     pub fn path(&self) -> &Path {

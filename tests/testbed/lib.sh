@@ -37,7 +37,7 @@ host_netns() { printf '%s-h%s\n' "$(cat "$(hosts_dir)/prefix")" "$1"; }
 switch_netns() { printf '%s-sw\n' "$(cat "$(hosts_dir)/prefix")"; }
 
 hosts_up() {
-    local count=$1 adapters=${2:-0} mtu=${RD_HOSTS_MTU:-9000} i ns sw hide
+    local count=$1 adapters=${2:-0} mtu=${RD_HOSTS_MTU:-9000} prefix=rd$$ i ns sw hide
     [ "$(id -u)" = 0 ] || die "hosts need root (network namespaces)"
     # Hosts that are there already belong to the testbed in which this one runs.
     if [ -z "${RD_HOSTS_DIR:-}" ] || [ -e "$RD_HOSTS_DIR/prefix" ]; then
@@ -45,8 +45,10 @@ hosts_up() {
     fi
     export RD_HOSTS_DIR
     mkdir -p "$RD_HOSTS_DIR"
-    # Unique on this machine, because namespaces have global names and another testbed may be running.
-    printf 'rd%s\n' "$$" >"$RD_HOSTS_DIR/prefix"
+    # Unique on this machine, because namespaces have global names and another testbed may be running. Process ids recur,
+    # and a testbed that was killed has left its namespaces.
+    while [ -e "/var/run/netns/$prefix-sw" ]; do prefix+=x; done
+    printf '%s\n' "$prefix" >"$RD_HOSTS_DIR/prefix"
     printf '%s\n' "$count" >"$RD_HOSTS_DIR/count"
     hosts_owner=$BASHPID
     # A caller that cleans up more than the hosts has its own.

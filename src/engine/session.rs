@@ -23,7 +23,7 @@ use crate::fs::plain_fact;
 use crate::log::{self, Step};
 use crate::options::TransferOptions;
 
-/// How long a signal waits for room in the event channel. The running loop takes events without a pause. Before the
+/// How long a signal, or another event from outside, waits for room in the event channel. The running loop takes events without a pause. Before the
 /// loop runs, a peer may have filled the channel.
 const ROOM_MAX: Duration = Duration::from_secs(1);
 

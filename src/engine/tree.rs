@@ -48,7 +48,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 pub fn answer(post: Post<Event>) -> (SendAnswer, impl Fn() -> bool + Send + Sync + 'static) {
     let (answers, queue) = bounded(ANSWERS_WAITING);
     // The loop does not run yet. If the peer has filled its channel, waiting for room would never end. The queue is
-    // dropped instead, and the session does not begin.
+    // dropped instead: that peer gets no answers.
     let _ = post.try_send(Event::Answers(queue));
     let waiting = answers.clone();
     let answer = Box::new(move |answer: Answer| {

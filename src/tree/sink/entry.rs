@@ -334,8 +334,8 @@ impl Large {
         let is_new = matches!(partial.way, Way::Named(_)) && !is_sparse && !is_in_target;
         let grows = is_new && !shared.writes.are_direct(size);
         let set_length = || {
-            // A file of an earlier transfer may be longer.
-            if has_length || grows && (!partial.is_adopted || fstat(&partial.file)?.st_size as u64 <= size) {
+            // A file of an earlier transfer may be longer, and so may one that was cloned in part.
+            if has_length || grows && fstat(&partial.file)?.st_size as u64 <= size {
                 return Ok(());
             }
             partial.mark(directory, name)?;

@@ -248,7 +248,7 @@ pub struct StreamSink {
 }
 
 /// Explanation of EBUSY for a block device.
-const IN_USE: &str = "it is mounted or in use";
+pub(crate) const IN_USE: &str = "it is mounted or in use";
 
 /// Error message if what is to be written to a terminal is not text.
 pub const NO_TEXT: &str = "it is a terminal, and the data is not text";

@@ -576,7 +576,7 @@ mod tests {
         }
     }
 
-    /// Whoever sends the records must not make the receiver remember without limit.
+    /// A hostile sender must not make the receiver use memory without limit.
     #[test]
     fn only_so_many_impossible_attributes_are_remembered() {
         let file = tempfile::tempfile().expect("a file");

@@ -259,7 +259,7 @@ fn an_agent_that_is_ended_while_its_hop_is_made() {
     for stays in [1, 100] {
         let lab = Lab::new();
         let at = lab.0.path().display();
-        // What h1 is told to do waits until h2's agent is gone.
+        // h1's agent gets the caller's first messages at once, and the others after h2's agent has ended.
         let waits = format!("while [ -d '{at}' ] && ! [ -e '{at}/go' ]; do sleep 0.1; done");
         let late = format!("(dd bs=64k count=1 2>/dev/null; {waits}; exec cat) | exec sh -c \"exec $2\"");
         let copies = format!("mkfifo '{at}/out'; tee '{at}/said' <'{at}/out' & exec 3<&0");

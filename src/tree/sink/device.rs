@@ -8,6 +8,7 @@ use rustix::io::Errno;
 
 use super::directory::OpenDirectory;
 use crate::fs::described;
+use crate::fs::sink::IN_USE;
 use crate::tree::Fault;
 
 /// Whether `stat` describes a device that is to be written to.
@@ -33,7 +34,7 @@ pub(super) fn open(directory: &OpenDirectory, name: &[u8], size: u64) -> Result<
     // EXCL without CREATE fails for a device that is mounted, or that swap or another device uses.
     let flags = OFlags::RDWR | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let device = openat(&directory.fd, name, flags, Mode::empty()).map_err(|error| match error {
-        Errno::BUSY => Fault::Explained(error, "it is mounted or in use"),
+        Errno::BUSY => Fault::Explained(error, IN_USE),
         error => error.into(),
     })?;
     let stat = described(&device)?;

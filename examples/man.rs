@@ -105,11 +105,16 @@ const CACHE: &[Term] = &[("XDG_CACHE_HOME", "The directory of the user's caches,
 const AGENT_CACHE: &[Term] =
     &[("XDG_CACHE_HOME", "On other hosts: the directory of the user's caches, instead of ~/.cache.")];
 
-const NODES: &[Term] = &[("SLURM_JOB_NODELIST, SLURM_NODELIST", "The nodes of a Slurm allocation, for --hosts slurm.")];
+const NODES: &[Term] = &[(
+    "SLURM_JOB_NODELIST, SLURM_NODELIST, SLURM_HET_SIZE, SLURM_JOB_NODELIST_HET_GROUP_N",
+    "The nodes of a Slurm allocation, for --hosts slurm.",
+)];
 
 /// The variable by which programs notice that they run within an allocation.
-const ALLOCATION: &[Term] =
-    &[("SLURM_JOB_ID", "Set within a Slurm allocation, several of whose nodes are reached by srun instead of ssh.")];
+const ALLOCATION: &[Term] = &[(
+    "SLURM_JOB_ID, PATH",
+    "Within a Slurm allocation, several of its nodes are reached by srun instead of ssh, if srun is in PATH.",
+)];
 
 const COPY: &[Term] = &[("XDG_RUNTIME_DIR", "The directory for the sockets of --join, instead of /run/user/UID.")];
 

@@ -28,3 +28,17 @@ fn processors() -> usize {
     static PROCESSORS: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
     *PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
+
+/// Locks a mutex under which nothing panics.
+fn locked<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().expect("no panics under it")
+}
+
+/// Starts a thread.
+fn spawn<T: Send + 'static>(
+    name: &str,
+    stack_bytes: usize,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> std::io::Result<std::thread::JoinHandle<T>> {
+    std::thread::Builder::new().name(name.to_owned()).stack_size(stack_bytes).spawn(body)
+}

@@ -112,14 +112,14 @@ static TAKE: Mutex<Option<Take>> = Mutex::new(None);
 
 /// From now on, passes every entry up to `level` to `take`, which must not block.
 pub fn start(level: Level, take: impl Fn(Entry) + Send + Sync + 'static) {
-    *TAKE.lock().expect("no panic with it locked") = Some(Arc::new(take));
+    *crate::locked(&TAKE) = Some(Arc::new(take));
     LEVEL.store(level as u8, Ordering::Release);
 }
 
 /// Ends the log.
 pub fn stop() {
     LEVEL.store(0, Ordering::Release);
-    *TAKE.lock().expect("no panic with it locked") = None;
+    *crate::locked(&TAKE) = None;
 }
 
 /// Returns the level of the log; `None` if there is no log.
@@ -132,12 +132,17 @@ pub fn is_on(level: Level) -> bool {
     LEVEL.load(Ordering::Relaxed) >= level as u8
 }
 
-/// This host's clock: microseconds since 1970. It never goes back, even if the system's clock is changed.
+/// The log's clock: microseconds since 1970 as [`system`] has them at the first call, and then as time passes. It never
+/// goes back, even if the system's clock is changed, and stands still while the host sleeps.
 pub fn now() -> u64 {
     static BEGAN: OnceLock<(Instant, u64)> = OnceLock::new();
-    let micros = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64);
-    let (began, then) = BEGAN.get_or_init(|| (Instant::now(), micros()));
+    let (began, then) = BEGAN.get_or_init(|| (Instant::now(), system()));
     then + began.elapsed().as_micros() as u64
+}
+
+/// The system's clock: microseconds since 1970.
+pub fn system() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64)
 }
 
 /// Logs what happens to a session or a host, or to the whole run if `about` is empty.
@@ -174,7 +179,7 @@ fn say(level: Level, about: &str, mark: Mark, text: impl FnOnce() -> String) {
 
 /// Adds an entry, which may come from another host.
 pub fn pass(entry: Entry) {
-    let take = TAKE.lock().expect("no panic with it locked").clone().filter(|_| is_on(entry.level));
+    let take = crate::locked(&TAKE).clone().filter(|_| is_on(entry.level));
     if let Some(take) = take {
         take(entry);
     }

@@ -395,12 +395,12 @@ pub struct TreeOptions {
     #[n(65)]
     pub sizes: Sizes,
     /// Delete entries that are not at the source, in each directory once its entries have been copied
-    #[arg(long, requires = "sync", group = "deletes")]
+    #[arg(long, requires = "sync")]
     #[n(23)]
     pub delete: bool,
     /// Delete at the end instead, and only if everything was copied; not if several hosts have SRC, or with a list that
     /// is too long for one session
-    #[arg(long, requires = "sync", group = "deletes")]
+    #[arg(long, requires = "sync")]
     #[n(58)]
     pub delete_after: bool,
     /// Delete excluded entries as well; implies --delete
@@ -420,8 +420,8 @@ pub struct TreeOptions {
     #[arg(
         long,
         requires = "sync",
-        conflicts_with_all = ["deletes", "delete_excluded", "existing", "ignore_existing", "copy_links", "copy_dirlinks",
-            "copy_unsafe_links"]
+        conflicts_with_all = ["delete", "delete_after", "delete_excluded", "existing", "ignore_existing", "copy_links",
+            "copy_dirlinks", "copy_unsafe_links"]
     )]
     #[n(69)]
     pub remove_source_files: bool,

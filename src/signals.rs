@@ -111,11 +111,11 @@ pub(crate) fn end_first() {
 fn listen(is_launched: bool) -> std::io::Result<()> {
     // Signals that were ignored when this process was started stay ignored, as nohup and background
     // jobs of scripts require.
-    let mut handled = not_ignored(vec![SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGTSTP, SIGXFSZ]);
+    let mut handled = not_ignored(vec![SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGTSTP]);
     if is_launched && !handled.contains(&SIGINT) {
         handled.push(SIGINT);
     }
-    for &signal in handled.iter().filter(|signal| ![SIGTSTP, SIGXFSZ].contains(signal)) {
+    for &signal in handled.iter().filter(|signal| **signal != SIGTSTP) {
         signal_hook::flag::register_usize(signal, Arc::clone(&ASKED), signal as usize)?;
     }
     let mut signals = Signals::new(handled)?;
@@ -123,8 +123,7 @@ fn listen(is_launched: bool) -> std::io::Result<()> {
     std::thread::Builder::new().name("signals".to_owned()).stack_size(64 << 10).spawn(move || {
         let (mut last, mut asked) = (None, Requests::default());
         for signal in signals.forever() {
-            // The write that exceeded the file size limit fails, and reports that itself.
-            if signal == SIGXFSZ || !is_new(&mut last, signal, Instant::now()) {
+            if !is_new(&mut last, signal, Instant::now()) {
                 continue;
             }
             // After enough requests, the code that should react to signals is taken to be stuck.
@@ -208,6 +207,14 @@ pub(crate) fn not_ignored(mut signals: Vec<i32>) -> Vec<i32> {
 pub(crate) fn hear_of_children() {
     // SAFETY: this replaces no handler, and no other thread relies on the old setting.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+}
+
+/// Lets a write that exceeds the file size limit fail, and report that itself, instead of ending this process. A
+/// program that is started does not inherit the handler, but would inherit that the signal is ignored.
+pub(crate) fn outlive_long_files() {
+    for signal in not_ignored(vec![SIGXFSZ]) {
+        let _ = signal_hook::flag::register(signal, Arc::default());
+    }
 }
 
 /// Stops this process, as ^Z on a terminal does, until it is continued. If several threads ask at

@@ -468,6 +468,19 @@ fn one_that_is_installed_and_of_no_use() {
     assert!(far.cached().is_empty());
 }
 
+/// Another agent would not start either, such as where the user may have no more processes.
+#[test]
+fn one_that_is_installed_and_cannot_start() {
+    let far = Far::new();
+    far.program("bin/rdma-pipe-agent", "#!/bin/sh\necho 'rdma-pipe-agent: cannot start: x' >&2; exit 3\n");
+    for options in [&[][..], &["-n"]] {
+        let told = far.copy(options);
+        told.expect(3).one_line("rdcp", &["no agent answered on far", "cannot start: x"]);
+        assert!(!told.stderr.contains("check that"), "the login is well: {}", told.stderr);
+        assert_eq!((far.launches().len(), far.cached()), (1, Vec::new()), "{options:?}");
+    }
+}
+
 /// Other launchers may not run a shell at the other end, so they are first given a plain program name.
 #[test]
 fn launchers_that_are_not_ssh() {

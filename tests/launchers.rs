@@ -478,17 +478,25 @@ fn copies_within_an_allocation() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Slurm is detected automatically, as are the nodes. Each host's state and hop are reported.
+/// Slurm is detected automatically, as are the nodes. Each host's state and hop are reported. The agents take no part of
+/// what a job asks for, nor does srun write what a person wants to see of the job.
 fn a_tree_to_every_node_of_the_allocation() -> Result<(), Failed> {
+    let nodes: u32 = std::env::var("RD_SLURM_NODES")?.parse()?;
+    a_tree_to_every_node("tree", &[], &[])?;
+    a_tree_to_every_node("gpus", &[&format!("--gpus={}", 2 * nodes)], &["env", "SLURM_DEBUG=1", "SLURM_LABELIO=1"])
+}
+
+fn a_tree_to_every_node(name: &str, options: &[&str], before: &[&str]) -> Result<(), Failed> {
     let scratch = Scratch::new();
     fs::create_dir(scratch.join("tree"))?;
     for number in 0..20 {
         scratch.file(&format!("tree/{number}"), &noise(number * 50_000));
     }
-    let (to, json) = (node_directory().join("tree"), scratch.join("json"));
+    let (to, json) = (node_directory().join(name), scratch.join("json"));
     let nodes: u32 = std::env::var("RD_SLURM_NODES")?.parse()?;
     let mut command = Command::new("salloc");
-    command.args(["-Q", "-N", &nodes.to_string(), PROGRAM, "rdcp", "-r", "--hosts", "slurm", "--agent", AGENT]);
+    command.args(["-Q", "-N", &nodes.to_string()]).args(options).args(before);
+    command.args([PROGRAM, "rdcp", "-r", "--hosts", "slurm", "--agent", AGENT]);
     command.arg(format!("--json={}", json.display())).arg(scratch.join("tree")).arg(&to).env_remove("RDCP_RSH");
     Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait().expect(0);
     for node in 1..=nodes {

@@ -391,6 +391,16 @@ fn storage_of_this_host() {
     run(rdperf().args(["disk", "/nonexistent"])).ended.expect(5).one_line("rdperf", &["/nonexistent", "No such file"]);
 }
 
+/// As with any other failure to write. By default, the system ends the process.
+#[test]
+fn storage_for_files_that_may_not_be_so_long() {
+    let scratch = Scratch::new();
+    let mut command = rdperf();
+    command.arg("disk").arg(scratch.path());
+    let measured = run(&mut in_shell("ulimit -f 1000; exec \"$@\"", &command));
+    measured.ended.expect(6).one_line("rdperf", &["File too large (errno 27)"]);
+}
+
 #[test]
 fn memory_and_the_model() {
     let memory = run(rdperf().args(["mem", "--duration", "0.02", "--json"])).json();

@@ -413,7 +413,8 @@ fn what_is_done_for_files_alone_is_refused_for_streams() {
     fs::create_dir(lab.join("dir")).expect("a directory");
     lab.0.fifo("fifo");
     let there = |name| lab.there("h", name);
-    for option in ["--fsync", "--verify=disk", "--in-place"] {
+    for option in ["--fsync", "--verify=disk", "--in-place", "--chmod=F600", "--chown=:4711"] {
+        let name = option.trim_end_matches("=F600").trim_end_matches("=:4711");
         for (sources, to) in [
             (vec!["-".into()], there("x")),
             (vec![there("source")], "-".into()),
@@ -422,7 +423,7 @@ fn what_is_done_for_files_alone_is_refused_for_streams() {
             (vec!["source".into()], "h:/dev/null".into()),
         ] {
             let arguments = [vec![option.into()], sources, vec![to]].concat();
-            lab.rdcp(&arguments).expect(1).one_line("rdcp", &[option, "stream"]).within(SOON);
+            lab.rdcp(&arguments).expect(1).one_line("rdcp", &[name, "stream"]).within(SOON);
         }
     }
     assert!(lab.made(&["source", "dir", "fifo"]).is_empty());
@@ -484,10 +485,11 @@ fn bad_input_changes_nothing() {
         ),
         (vec![path("source"), ":x".into()], 1, vec!["host or user is missing"]),
         (vec![path("source"), "-oProxyCommand=x:y".into()], 1, vec!["-o"]),
+        (vec!["-i".into(), path("source"), path("noted"), path("dir")], 1, vec!["source", "--itemize-changes"]),
     ];
     fs::write(lab.join("noted"), "").expect("a file");
     for (arguments, code, parts) in cases {
-        let arguments: Vec<OsString> = if arguments.iter().any(|it| it == "-r" || it == "-T") {
+        let arguments: Vec<OsString> = if arguments.iter().any(|it| it == "-r" || it == "-T" || it == "-i") {
             arguments
         } else {
             [vec!["--".into()], arguments].concat()

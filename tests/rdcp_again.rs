@@ -119,7 +119,8 @@ fn a_tree_that_was_cut_is_gone_on_with() {
         let mut process = start("--bwlimit=8M");
         let partial = || {
             let names = fs::read_dir(lab.0.path()).expect("it").flatten().map(|entry| entry.path());
-            names.into_iter().find(|path| path.extension().is_some_and(|ending| ending == "rd-part"))
+            // Its lock is a file of such a name.
+            names.into_iter().find(|path| path.is_dir() && path.extension().is_some_and(|it| it == "rd-part"))
         };
         let has_come =
             |count: usize| partial().and_then(|at| fs::read_dir(at).ok()).is_some_and(|at| at.count() > count);
@@ -353,6 +354,151 @@ fn a_generation_is_linked_to_one_with_failed_entries() {
         }
         ["Thu", "Fri"].iter().for_each(|name| assert_eq!(inode(name, "new"), inode("Wed", "new"), "{name}"));
         assert_eq!(fs::read_link(lab.join("generations/latest")).expect("a link"), Path::new("Fri"));
+    }
+}
+
+/// Its user has removed the generation to which `latest` leads, and makes it again. What fails is gone on with.
+#[test]
+fn a_generation_that_is_made_again_is_no_complete_one() {
+    for (from, to) in [("", ""), WAYS[0], WAYS[1]] {
+        let lab = Lab::new();
+        plant(&lab);
+        let path = |host: &str, name: &str| format!("{host}{}", lab.join(name).display());
+        let copy = || {
+            let paths = [path(from, "source"), path(from, "late"), path(to, "generations")];
+            let options = ["--sync", "-r", "-q", "--snapshot", "Mon"];
+            ended(&lab, &[&options[..], &paths.each_ref().map(|path| &**path)].concat())
+        };
+        fs::create_dir(lab.join("late")).expect("a directory");
+        copy().expect(0);
+        fs::remove_dir_all(lab.join("generations/Mon")).expect("it");
+        fs::remove_dir(lab.join("late")).expect("it");
+        let told = copy();
+        assert!(told.expect(8).stderr.contains("latest led to this generation"), "{}", told.stderr);
+        assert!(lab.join("generations/Mon/source/small").exists() && !lab.join("generations/latest").exists());
+        fs::create_dir(lab.join("late")).expect("a directory");
+        copy().expect(0);
+        assert_eq!(fs::read_link(lab.join("generations/latest")).expect("a link"), Path::new("Mon"));
+    }
+}
+
+/// All of them are on a disk that is not mounted. The generation keeps what an interrupted run has brought.
+#[test]
+fn empty_sources_that_are_merged_do_not_empty_a_generation() {
+    for (from, to) in [("", ""), WAYS[0], WAYS[1]] {
+        let lab = Lab::new();
+        plant(&lab);
+        let path = |host: &str, name: &str| format!("{host}{}", lab.join(name).display());
+        let copy = |option: &str| {
+            let paths = [path(from, "source/"), path(from, "late/"), path(to, "generations")];
+            let options = ["--sync", "-r", option, "--snapshot=Mon"];
+            ended(&lab, &[&options[..], &paths.each_ref().map(|path| &**path)].concat())
+        };
+        fs::create_dir_all(lab.join("generations/Mon")).expect("directories");
+        noise(&lab.join("generations/Mon/small"), 3000);
+        fs::write(lab.join("generations").join(name_beside("Mon", "rd-half")), "").expect("a mark");
+        fs::rename(lab.join("source"), lab.join("unmounted")).expect("ours");
+        for name in ["source", "late"] {
+            fs::create_dir(lab.join(name)).expect("a directory");
+        }
+        copy("-v").expect(8);
+        assert!(lab.join("generations/Mon/small").exists() && !lab.join("generations/latest").exists());
+        copy("--force-empty").expect(0);
+        assert_eq!(fs::read_dir(lab.join("generations/Mon")).expect("it").count(), 0);
+    }
+}
+
+/// A generation that an interrupted run has left, into which a source and an empty one are copied.
+fn merge_into_unfinished(lab: &Lab, (from, to): (&str, &str), option: &str) -> Ended {
+    let path = |host: &str, name: &str| format!("{host}{}", lab.join(name).display());
+    let paths = [path(from, "source/"), path(from, "late/"), path(to, "generations")];
+    if !lab.join("late").exists() {
+        fs::create_dir(lab.join("late")).expect("a directory");
+        fs::write(lab.join("generations").join(name_beside("Mon", "rd-half")), "").expect("a mark");
+    }
+    let options = ["--sync", "-r", option, "--snapshot=Mon"];
+    ended(lab, &[&options[..], &paths.each_ref().map(|path| &**path)].concat())
+}
+
+/// Neither does a file that would take the place of a directory, which may have come from the empty source.
+#[test]
+fn no_directory_of_a_generation_gives_way_if_it_may_have_come_from_an_empty_source() {
+    for way in [("", ""), WAYS[0], WAYS[1]] {
+        let lab = Lab::new();
+        plant(&lab);
+        fs::create_dir_all(lab.join("generations/Mon/small")).expect("directories");
+        noise(&lab.join("generations/Mon/small/precious"), 100);
+        let ended = merge_into_unfinished(&lab, way, "-v");
+        let said = ended.stderr.contains("one of the merged SRC is empty") && ended.stderr.contains("--force-empty");
+        assert!(ended.code == 8 && said, "{way:?}: {ended:?}");
+        assert!(lab.join("generations/Mon/small/precious").exists() && !lab.join("generations/latest").exists());
+        merge_into_unfinished(&lab, way, "--force-empty").expect(0);
+        holds(&lab.join("generations/Mon/small"), &fs::read(lab.join("source/small")).expect("it"));
+    }
+}
+
+/// One of several sources may well be empty. What the others have left behind, and bring again, is not missing.
+#[test]
+fn a_leftover_that_is_taken_over_keeps_no_generation_from_being_finished() {
+    for way in [("", ""), WAYS[0], WAYS[1]] {
+        let lab = Lab::new();
+        plant(&lab);
+        fs::create_dir_all(lab.join("generations/Mon/below")).expect("directories");
+        let partial = lab.join("generations/Mon/below").join(name_beside("large", "rd-part"));
+        fs::write(&partial, &fs::read(lab.join("source/below/large")).expect("it")[..1 << 20]).expect("a file");
+        fs::set_permissions(&partial, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("ours");
+        merge_into_unfinished(&lab, way, "-v").expect(0);
+        assert!(!partial.exists() && lab.join("generations/Mon/below/large").exists(), "{way:?}");
+        assert_eq!(fs::read_link(lab.join("generations/latest")).expect("a link"), Path::new("Mon"));
+    }
+}
+
+/// The generation before has what came from a source that is empty now. What was empty before may stay so.
+#[test]
+fn latest_is_not_switched_to_what_lacks_one_of_several_merged_sources() {
+    for (from, to) in [("", ""), WAYS[0], WAYS[1]] {
+        let lab = Lab::new();
+        plant(&lab);
+        let path = |host: &str, name: &str| format!("{host}{}", lab.join(name).display());
+        let copy = |name: &str, option: &str| {
+            let paths = [path(from, "source/"), path(from, "late/"), path(to, "generations")];
+            let options = ["--sync", "-r", option, "--snapshot", name];
+            ended(&lab, &[&options[..], &paths.each_ref().map(|path| &**path)].concat())
+        };
+        let latest = || fs::read_link(lab.join("generations/latest")).expect("a link").into_os_string();
+        fs::create_dir(lab.join("late")).expect("a directory");
+        copy("Sun", "-v").expect(0);
+        copy("Mon", "-v").expect(0);
+        fs::create_dir(lab.join("late/below")).expect("a directory");
+        noise(&lab.join("late/below/extra"), 100);
+        copy("Tue", "-v").expect(0);
+        fs::rename(lab.join("late"), lab.join("unmounted")).expect("ours");
+        fs::create_dir(lab.join("late")).expect("a directory");
+        let ended = copy("Wed", "-v");
+        let said = "latest/below was not emptied: one of the merged SRC is empty (not mounted?), and the generation";
+        assert!(ended.code == 8 && ended.stderr.contains(said), "{from} {to}: {ended:?}");
+        assert_eq!(latest(), "Tue");
+        copy("Wed", "--force-empty").expect(0);
+        assert_eq!(latest(), "Wed");
+        fs::rename(lab.join("source"), lab.join("unmounted too")).expect("ours");
+        fs::create_dir(lab.join("source")).expect("a directory");
+        for option in ["-n", "-v"] {
+            copy("Thu", option).expect(8);
+            assert_eq!(latest(), "Wed");
+        }
+    }
+}
+
+/// Even if entries are not linked because of that, the copy itself has succeeded. It fills the disk all the same.
+#[test]
+fn a_quiet_copy_tells_that_it_links_nothing() {
+    for way in [("", ""), WAYS[0], WAYS[1]] {
+        let lab = Lab::new();
+        plant(&lab);
+        let path = |host: &str, name: &str| format!("{host}{}", lab.join(name).display());
+        let (source, copy) = (path(way.0, "source/"), path(way.1, "copy"));
+        let said = ["none: No such file or directory (errno 2); nothing is linked to it"];
+        ended(&lab, &["-q", "--sync", "-r", "--link-dest=../none", &source, &copy]).expect(0).one_line("rdcp", &said);
     }
 }
 

@@ -508,6 +508,27 @@ fn a_short_partition_is_survived() {
     all_gone(GONE);
 }
 
+/// The lanes come back and the copy goes on, although ssh has given up meanwhile.
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn a_partition_that_ends_ssh_is_survived_within_the_window() {
+    let network = Network::start();
+    let bytes = noise(24 * CHUNK);
+    network.scratch.file("source", &bytes);
+    let options = ["--reconnect", "90", "-o", "ServerAliveInterval=5"];
+    let mut process = network.slow(&options, network.path("source").into_os_string(), network.at("h2", "target"));
+    let partition = Partition::start(2, "silent");
+    std::thread::sleep(Duration::from_secs(30));
+    let ssh = launchers(process.pid());
+    assert!(ssh.iter().all(|pid| !lab::is_alive(pid.as_raw_nonzero().get() as u32)), "ssh is still there: {ssh:?}");
+    assert!(process.is_running(), "{}", process.stderr());
+    drop(partition);
+    process.wait().expect(0);
+    network.holds("target", &bytes);
+    // sshd has to notice first.
+    all_gone(PATIENCE);
+}
+
 /// Hosts 2 and 3 with a single address each, on `lo`, to which the other hosts have routes.
 struct OnLoopback;
 

@@ -345,6 +345,29 @@ fn without_proc_the_cause_is_told() {
     ended.expect(3).one_line("rdpipe", &["cannot start a guard", "/proc"]);
 }
 
+/// Copied anew instead, the files would fill the disk.
+#[test]
+fn without_proc_what_is_unchanged_is_linked_all_the_same() {
+    let lab = Lab::new();
+    fs::create_dir(lab.join("from")).expect("a directory");
+    lab.0.file("from/file", &noise(5000));
+    rustix::fs::setxattr(lab.join("from/file"), "user.colour", b"blue", rustix::fs::XattrFlags::empty()).expect("kept");
+    let copy = |line: &str, name: &str| {
+        rdcp(&lab, line, &["-r", "--sync", "--snapshot", name, "from/", "into"].map(OsString::from))
+    };
+    copy(PLAIN, "one").expect(0);
+    let ended = copy(WITHOUT_PROC, "two");
+    if ended.code == 0 {
+        let inode = |name: &str| {
+            std::os::unix::fs::MetadataExt::ino(&fs::metadata(lab.join("into").join(name).join("file")).expect("made"))
+        };
+        assert_eq!(inode("one"), inode("two"));
+    } else {
+        // Before Linux 6.10.
+        assert!(ended.expect(8).stderr.contains("/proc is not mounted"), "{}", ended.stderr);
+    }
+}
+
 #[test]
 fn without_a_temporary_directory_nothing_is_deleted_at_the_end() {
     for to in ["", "h"] {
@@ -409,7 +432,7 @@ fn what_the_file_system_cannot_keep_is_told() {
         let lines: Vec<&str> = ended.expect(0).stderr.lines().collect();
         assert!(lines.len() == 1 && lines[0].contains("2 entries have lost ACLs or other"), "{to}: {lines:?}");
         set("from/one", "system.posix_acl_access", &acl());
-        let ended = rdcp(&lab, WITHOUT_XATTRS, &paths);
+        let ended = rdcp(&lab, WITHOUT_XATTRS, &[&[OsString::from("-q")][..], &paths].concat());
         let lines: Vec<&str> = ended.expect(0).stderr.lines().collect();
         assert!(lines.len() == 1 && lines[0].contains("2 entries have lost ACLs or other"), "{to}: {lines:?}");
     }
@@ -434,24 +457,26 @@ fn what_the_file_systems_of_several_hosts_cannot_keep_is_told() {
     }
 }
 
-/// SRC has been removed by then, and the message says so.
+/// SRC has been removed by then, or the generation does not change any more, and the message says so.
 #[test]
 fn a_manifest_that_cannot_be_written_says_that_src_is_gone() {
-    for (to, option) in ["", "h"].into_iter().flat_map(|to| [(to, true), (to, false)]) {
+    let given = ["--remove-source-files", "--snapshot=one", "--no-times"];
+    for (to, option) in ["", "h"].into_iter().flat_map(|to| given.map(|option| (to, option))) {
         let lab = Lab::new();
         for name in ["from", "full"] {
             fs::create_dir(lab.join(name)).expect("a directory");
         }
         lab.0.file("from/file", b"1");
-        let mut options = vec!["--sync", "-r", "--manifest", "full/manifest"];
-        options.extend(option.then_some("--remove-source-files"));
+        let options = ["--sync", "-r", "--manifest", "full/manifest", option];
+        let (removes, is_generation) = (option == "--remove-source-files", option == "--snapshot=one");
         let paths = ["from/".into(), side(&lab, to, "into")];
         let ended =
             rdcp(&lab, WITH_FULL_DISK, &[options.iter().map(OsString::from).collect(), paths.to_vec()].concat());
         ended.expect(6).one_line("rdcp", &["full/manifest", "errno 28"]);
-        holds(&lab.join("into/file"), b"1");
-        assert_eq!(ended.stderr.contains("copied and removed from SRC"), option, "{}", ended.stderr);
-        assert_eq!(lab.join("from/file").exists(), !option);
+        holds(&lab.join(if is_generation { "into/latest/file" } else { "into/file" }), b"1");
+        assert_eq!(ended.stderr.contains("copied and removed from SRC"), removes, "{}", ended.stderr);
+        assert_eq!(ended.stderr.contains("choose another NAME"), is_generation, "{}", ended.stderr);
+        assert_eq!(lab.join("from/file").exists(), !removes);
     }
 }
 

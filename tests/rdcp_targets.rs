@@ -1,11 +1,12 @@
 //! Destinations of `rdcp` when a command line names several hosts: what is refused before any host is contacted, the
-//! file of failed hosts, and how many launchers are started at once. Also what becomes of destinations in which something
-//! is not deleted, and what a slash after a pattern means.
+//! file of failed hosts, how launchers are chosen and how many are started at once, and how much is read at once. Also
+//! what becomes of destinations in which something is not deleted, and what a slash after a pattern means.
 
 mod rig;
 
 use std::ffi::OsString;
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -61,20 +62,22 @@ fn what_does_not_go_with_several_hosts_bothers_none() {
     assert!(lab.launches().is_empty() && !lab.join("x").exists());
 }
 
-/// Nodes of an allocation are reached by srun, unless an option for ssh is typed. A setting for ssh does not say that
-/// ssh is to be used.
+/// Nodes of an allocation are reached by srun, unless an option for ssh is typed, or srun is missing, as in a container.
+/// A setting for ssh does not say that ssh is to be used.
 #[test]
 fn an_option_for_ssh_chooses_ssh() {
     let lab = Lab::new();
     lab.0.file("source", b"1");
     lab.0.file("settings", b"ssh-port = 2222\n");
     for program in ["ssh", "srun"] {
-        lab.script(program, &format!("touch '{}'; exit 255", lab.join(&format!("by-{program}")).display()));
+        lab.script(program, &format!(": >'{}'; exit 255", lab.join(&format!("by-{program}")).display()));
     }
-    let path = format!("{}:{}", lab.0.path().display(), std::env::var("PATH").expect("the programs"));
+    fs::create_dir(lab.join("container")).expect("a directory");
+    fs::copy(lab.join("ssh"), lab.join("container/ssh")).expect("a copy");
     for (typed, settings, program) in [
         (&[][..], "none", "srun"),
         (&[], "settings", "srun"),
+        (&[], "container", "ssh"),
         (&["-P", "22"], "none", "ssh"),
         (&["-P", "22"], "settings", "ssh"),
         (&["-o", "StrictHostKeyChecking=no"], "none", "ssh"),
@@ -83,9 +86,10 @@ fn an_option_for_ssh_chooses_ssh() {
     ] {
         let mut command = rdcp();
         command.args(typed).args(["source", "n[1-2]:copy"]).current_dir(lab.0.path());
-        command.env("SLURM_JOB_ID", "1").env("SLURM_JOB_NODELIST", "n[1-2]").env("PATH", &path);
+        command.env("SLURM_JOB_ID", "1").env("SLURM_JOB_NODELIST", "n[1-2]");
+        command.env("PATH", if settings == "container" { lab.join("container") } else { lab.join("") });
         command.env("HOME", lab.join("home")).env("XDG_RUNTIME_DIR", lab.join("home"));
-        if settings != "none" {
+        if settings == "settings" {
             command.env("RDMA_PIPE_CONFIG", lab.join(settings));
         }
         let ended = ended(&mut command);
@@ -95,6 +99,111 @@ fn an_option_for_ssh_chooses_ssh() {
             assert_eq!(is_called, known == program, "{typed:?} {settings}: {}", ended.stderr);
         }
     }
+}
+
+/// A heterogeneous job has a list of nodes for each component. The usual variable names those of the first alone, or
+/// those of another job, which was submitted from this one and has inherited the lists.
+#[test]
+fn an_allocation_has_the_nodes_of_all_components() {
+    let lab = Lab::new();
+    lab.0.file("source", b"1");
+    lab.script("lost", &format!("echo \"$1\" >>'{}'; exit 255", lab.join("hosts").display()));
+    let cases = "'n1,n[2-3]') printf 'n1\\nn2\\nn3\\n' ;; 'n[8-9]') printf 'n8\\nn9\\n' ;; *) exit 1 ;;";
+    let program = format!("#!/bin/sh\ncase $3 in {cases} esac\n");
+    fs::set_permissions(lab.0.file("scontrol", program.as_bytes()), fs::Permissions::from_mode(0o755)).expect("ours");
+    for (own, second, code, hosts) in [
+        (Some("n1"), Some("n[2-3]"), 3, &["n1", "n2", "n3"][..]),
+        (None, Some("n[2-3]"), 3, &["n1", "n2", "n3"]),
+        (Some("n[8-9]"), Some("n[2-3]"), 3, &["n8", "n9"]),
+        (Some("n1"), None, 1, &[]),
+    ] {
+        let mut command = lab.command(rdcp(), "lost", AGENT);
+        command.args(["--hosts", "slurm", "source", "copy"]).env("PATH", lab.0.path());
+        command.env("SLURM_JOB_ID", "1").env("SLURM_HET_SIZE", "2").env("SLURM_JOB_NODELIST_HET_GROUP_0", "n1");
+        for (name, list) in [("SLURM_JOB_NODELIST", own), ("SLURM_JOB_NODELIST_HET_GROUP_1", second)] {
+            match list {
+                Some(list) => command.env(name, list),
+                None => command.env_remove(name),
+            };
+        }
+        let ended = ended(&mut command);
+        ended.expect(code);
+        let text = fs::read_to_string(lab.join("hosts")).unwrap_or_default();
+        let _ = fs::remove_file(lab.join("hosts"));
+        let mut reached: Vec<&str> = text.lines().collect();
+        reached.sort_unstable();
+        assert_eq!(reached, hosts, "{}", ended.stderr);
+        assert_eq!(ended.stderr.contains("SLURM_JOB_NODELIST_HET_GROUP_1 is not set"), code == 1, "{}", ended.stderr);
+    }
+}
+
+/// What a job has asked for, or a person wants to see of it, is not meant for an agent's srun, which would take it for
+/// its own options.
+#[test]
+fn srun_is_given_nothing_of_what_the_job_asked_for() {
+    let lab = Lab::new();
+    lab.0.file("source", b"1");
+    lab.script("srun", &format!("{{ export -p; printf '%s\\n' \"$@\"; }} >'{}'; exit 1", lab.join("given").display()));
+    let mut command = rdcp();
+    command.args(["--launcher", "slurm", "--agent", AGENT, "source", "n1:copy"]).current_dir(lab.0.path());
+    command.env("PATH", lab.0.path()).env("HOME", lab.join("home")).env("SLURM_JOB_ID", "1");
+    let unwanted = ["SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GRES", "SLURM_DEBUG", "SLURM_LABELIO"];
+    command.envs(unwanted.map(|name| (name, "1")));
+    ended(&mut command).expect(3);
+    let given = fs::read_to_string(lab.join("given")).expect("it was called");
+    assert!(given.contains("SLURM_JOB_ID=") && given.contains("\n--gres=none\n"), "{given}");
+    unwanted.iter().for_each(|name| assert!(!given.contains(&format!("{name}=")), "{given}"));
+}
+
+/// A gateway with too many logins at once closes some of the connections, and takes them a moment later.
+#[test]
+fn a_login_that_is_turned_away_is_tried_again() {
+    let lab = Lab::new();
+    lab.0.file("source", b"1");
+    let at = lab.0.path().display();
+    let refuse = "echo 'kex_exchange_identification: Connection closed by remote host' >&2; exit 255";
+    let last = "while [ $# -gt 2 ]; do shift; done";
+    let tried = format!("echo 1 >>'{at}'/tries-$1");
+    let first = format!("if [ \"$1\" = full ] || ! [ -e '{at}'/been-$1 ]; then : >'{at}'/been-$1; {refuse}; fi");
+    lab.script("ssh", &format!("{last}\n{tried}\n{first}\nexec sh -c \"exec $2\""));
+    let run = |hosts: &[&str]| {
+        let mut command = lab.command(rdcp(), "ssh", AGENT);
+        command
+            .arg("source")
+            .args(hosts.iter().flat_map(|host| ["--to".into(), lab.there(host, &format!("to-{host}"))]));
+        ended(&mut command)
+    };
+    let tries = |host: &str| fs::read_to_string(lab.join(&format!("tries-{host}"))).expect("tries").lines().count();
+    let ended = run(&["h1", "h2", "full"]);
+    ended.expect(8);
+    assert!(
+        ended.stderr.contains("closed by remote host; too many logins at once? see --parallel"),
+        "{}",
+        ended.stderr
+    );
+    assert_eq!(["h1", "h2", "full"].map(tries), [2, 2, 4]);
+    assert!(["to-h1", "to-h2"].iter().all(|copy| lab.join(copy).exists()), "{}", ended.stderr);
+    // A single login is not one of too many.
+    let ended = run(&["h3"]);
+    ended.expect(3);
+    assert!(tries("h3") == 1 && !ended.stderr.contains("--parallel"), "{}", ended.stderr);
+}
+
+/// The copies that the source gives at the same time share its limit, four at most. A host that is added while others
+/// have a copy has its share too.
+#[test]
+fn a_source_is_read_no_faster_for_several_hosts() {
+    let lab = Lab::new();
+    lab.0.file("source", &noise(1 << 20));
+    let mut command = lab.command(rdcp(), "rsh", AGENT);
+    command.args(["--sync", "--bwlimit=1M", "source"]);
+    for host in ["h1", "h2"] {
+        command.arg("--to").arg(lab.there(host, &format!("to-{host}")));
+    }
+    let began = Instant::now();
+    ended(&mut command).expect(0);
+    let seconds = began.elapsed().as_secs_f64();
+    assert!(seconds > 3.0, "1 MiB at a quarter of 1 MiB/s in {seconds} s");
 }
 
 /// What `--hosts-failed` would replace or remove.
@@ -150,6 +259,21 @@ fn a_host_that_failed_is_written_down_and_taken_again() {
     assert!(failed.starts_with("# cannot reach h1 by lost: no route\nh1\n"), "{failed}");
     run("rsh", "failed").expect(0);
     assert!(lab.join("copy").exists() && !lab.join("failed").exists(), "none failed");
+}
+
+/// No host has failed if there is nothing to copy. The list of an earlier copy, whose hosts still lack theirs, stays.
+#[test]
+fn a_missing_source_is_the_failure_of_no_host() {
+    let lab = Lab::new();
+    for list in [None, Some("h1\n")] {
+        if let Some(list) = list {
+            lab.0.file("failed", list.as_bytes());
+        }
+        let mut command = lab.command(rdcp(), "rsh", AGENT);
+        command.args(["nosuch", "--hosts-failed", "failed"]).arg(lab.there("h1", "one"));
+        ended(command.arg("--to").arg(lab.there("h2", "two"))).expect(5);
+        assert_eq!(fs::read_to_string(lab.join("failed")).ok().as_deref(), list);
+    }
 }
 
 /// The line names DST, not the directory in which DST is. What was not deleted does not count as an entry that was not

@@ -266,6 +266,21 @@ fn one_that_never_answers_is_given_up() {
     assert!(!lab.join("h3").exists());
 }
 
+/// The limit on open files is raised for the pipes of many launchers, and not for what runs here.
+#[test]
+fn a_command_here_keeps_its_limit_on_open_files() {
+    let lab = lab();
+    lab.script("few", &format!("case $1 in h1|h2) ;; *) exit 1 ;; esac\n{AT}"));
+    let mut command = lab.command(rdpipe(), "few", AGENT);
+    command.args(["ulimit -n", &format!("h[1-65]:cat >'{}'/$AT", lab.0.path().display())]);
+    let mut limited = in_shell("ulimit -S -n 1000; exec \"$@\"", &command);
+    limited.current_dir(lab.0.path()).stdin(Stdio::null()).stdout(Stdio::null());
+    let ended = Process::spawn(&mut limited).wait();
+    ended.expect(8);
+    assert!(ended.stderr.contains("63 of 65 hosts failed; 2 succeeded"), "{}", ended.stderr);
+    ["h1", "h2"].iter().for_each(|host| lab.holds(host, b"1000\n"));
+}
+
 /// Nothing is started on a host that no other host can connect to, and the user reads why. The others get everything.
 #[test]
 fn one_that_cannot_be_connected_starts_nothing() {
@@ -374,6 +389,11 @@ fn one_that_is_slow_falls_behind_on_its_disk() {
     let ended = lab.start(&["--spool=4000000T", "src:cat DIR/source", "h[1-2]:cat >/dev/null"]).wait();
     ended.expect(6);
     assert!(ended.stderr.contains("--spool") && ended.stderr.contains("TMPDIR"), "{}", ended.stderr);
+    // Another directory would not help against a limit on the size of files.
+    lab.script("short", &format!("ulimit -f 65536\n{AT}"));
+    let ended = lab.start_by("short", &["--spool=1G", "src:cat DIR/source", "h[1-2]:cat >/dev/null"]).wait();
+    ended.expect(6);
+    assert!(ended.stderr.contains("ulimit -f") && !ended.stderr.contains("TMPDIR"), "{}", ended.stderr);
     none_marked(lab.0.path(), Duration::from_secs(5));
 }
 

@@ -257,6 +257,20 @@ fn what_writes_much_and_is_no_agent_is_left_to_ssh() {
     Process::spawn(copy.stdin(Stdio::null())).wait().expect(3).one_line("rdcp", &["h is not an rdma-pipe agent"]);
 }
 
+/// git-shell refuses other commands with 128, which is no signal's code.
+#[test]
+fn what_refuses_the_agent_is_left_to_ssh() {
+    let lab = Lab::new();
+    let refuse = "echo 'fatal: unrecognized command' >&2; exit 128";
+    lab.script("bound", &format!("case $2 in *rdma-pipe-agent*) {refuse};; esac; shift; echo \"$*\""));
+    let (ended, got) = finish(Process::spawn(&mut lab.rdsh_by("bound", &["h", "echo", "mine"])), b"");
+    assert_eq!((ended.code, text(&got)), (0, "echo mine\n".to_owned()), "{}", ended.stderr);
+    let mut copy = lab.command(rdcp(), "bound", AGENT);
+    copy.arg("h:/etc/hostname").arg(lab.join("copy"));
+    let ended = Process::spawn(copy.stdin(Stdio::null())).wait();
+    ended.expect(3).one_line("rdcp", &["no agent answered on h: bound ended with exit code 128"]);
+}
+
 /// Whatever ends first, the command does not see the end of its input before it is ended itself.
 #[test]
 fn no_command_takes_a_part_for_the_whole() {
@@ -389,6 +403,41 @@ fn ssh_does_the_rest() {
     let ended = Process::spawn(&mut command).wait();
     let told = &ended.expect(9).one_line("rdsh", &["left to", "ssh"]).stderr;
     assert!(!told.contains("hunter2"), "{told}");
+}
+
+/// A loop reads its list on, whichever of its hosts have an agent.
+#[test]
+fn ssh_leaves_the_callers_file_where_it_stands() {
+    let lab = Lab::new();
+    lab.script("bound", "case $2 in *rdma-pipe-agent*) exit 127;; esac; cat >\"$1.got\"");
+    lab.0.file("list", b"h1\nh2\nh3\n");
+    let line = "while read -r host; do echo \"$host\"; \"$@\" \"$host\" true || exit; done <list";
+    let mut command = in_shell(line, &lab.rdsh_by::<&str>("bound", &[]));
+    command.current_dir(lab.0.path()).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let (ended, visited) = finish(Process::spawn(&mut command), b"");
+    ended.expect(0);
+    assert_eq!(text(&visited), "h1\nh2\nh3\n");
+    let got = ["h1.got", "h2.got", "h3.got"].map(|name| text(&fs::read(lab.join(name)).expect("it ran")));
+    assert_eq!(got, ["h2\nh3\n", "h3\n", ""], "what follows in the list, as from ssh");
+}
+
+/// As a log does. ssh does not mind either.
+#[test]
+fn input_may_grow_while_it_is_read() {
+    const BYTES: u64 = 64 << 20;
+    let lab = Lab::new();
+    let (log, go) = (lab.join("log"), lab.join("go"));
+    let writer = fs::File::create(&log).expect("a file");
+    writer.set_len(BYTES).expect("some");
+    let command = format!("echo on >&2; until [ -e '{}' ]; do sleep 0.02; done; wc -c", go.display());
+    let mut command = lab.rdsh_by("rsh", &["--buffer", "1M", "h", &command]);
+    let mut process = Process::spawn(command.stdin(fs::File::open(&log).expect("there")));
+    process.line_with("on");
+    writer.set_len(BYTES + 5).expect("more");
+    fs::write(&go, "").expect("room");
+    let output = drain(process.stdout());
+    process.wait().expect(0);
+    assert_eq!(text(&output.join().expect("no panic")), format!("{BYTES}\n"));
 }
 
 /// The first `-v` is for rdsh. ssh gets them from the second on.

@@ -257,7 +257,9 @@ macro_rules! case {
 #[rustfmt::skip]
 const CASES: &[Case] = &[
     case!("no-arguments", [], Some(true), nothing, fails),
-    case!("help", ["-h"], Some(false), nothing, |_, ended| ended.code == 0),
+    case!("help", ["--help"], Some(false), nothing, |_, ended| ended.code == 0),
+    // Beside other words it may be rsync's.
+    case!("letter-of-help", ["-h"], Some(true), nothing, fails),
     case!("one-argument", ["src"], Some(true), src, fails),
     case!("hosts-that-are-none", ["a.invalid:a", "b.invalid:b", "c.invalid:c"], Some(true), nothing, fails),
     case!("a-host-that-is-none", ["src", "a.invalid:dst"], Some(true), src, fails),

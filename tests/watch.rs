@@ -278,6 +278,41 @@ fn a_host_that_is_lost_is_waited_for() {
     lab.all_gone(ARRIVED);
 }
 
+/// Returns how many directories a process watches, each counted once for each watch.
+fn watched(process: &Process) -> usize {
+    let files = fs::read_dir(format!("/proc/{}/fdinfo", process.pid())).expect("a process").flatten();
+    let texts = files.filter_map(|file| fs::read_to_string(file.path()).ok());
+    texts.map(|text| text.lines().filter(|line| line.starts_with("inotify ")).count()).sum()
+}
+
+/// The user's limit may leave no room for a second watch.
+#[test]
+fn while_the_other_host_is_lost_the_source_is_not_watched_twice() {
+    const DIRECTORIES: usize = 5000;
+    let lab = lab();
+    for number in 0..DIRECTORIES {
+        fs::create_dir(lab.join("from").join(number.to_string())).expect("a directory");
+    }
+    let to = lab.join("to");
+    let mut process = start(&lab, &to, PUSH);
+    process.line_with("waiting for changes");
+    fs::write(lab.join("down"), "").expect("a file");
+    fs::write(lab.join("from/first"), "two").expect("a file");
+    let (start, mut most) = (Instant::now(), 0);
+    while !process.stderr().contains("trying again in 5 s") {
+        assert!(start.elapsed() < ARRIVED, "{}", process.stderr());
+        most = most.max(watched(&process));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!((DIRECTORIES..DIRECTORIES * 3 / 2).contains(&most), "{most} watches of {DIRECTORIES} directories");
+    fs::remove_file(lab.join("down")).expect("removed");
+    until("what changed meanwhile", &mut process, || holds(&to.join("first"), "two"));
+    fs::write(lab.join("from/7/later"), "later").expect("a file");
+    until("a change after that", &mut process, || holds(&to.join("7/later"), "later"));
+    process.signal(Signal::TERM);
+    process.wait().expect(143);
+}
+
 #[test]
 fn a_source_that_is_lost_is_waited_for_and_then_looked_at_as_a_whole() {
     let lab = lab();

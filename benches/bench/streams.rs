@@ -192,7 +192,7 @@ fn compressor_alone(path: &Path) -> Result<Vec<Row>> {
         thread::scope(|scope| {
             for half in text_of.chunks(length.div_ceil(THREADS)) {
                 scope.spawn(move || {
-                    let (mut compressor, mut room) = (Compressor::new(), vec![0; CHUNK_BYTES]);
+                    let (mut compressor, mut room) = (Compressor::default(), vec![0; CHUNK_BYTES]);
                     for chunk in half.chunks(CHUNK_BYTES) {
                         compressor.compress(Method::Lz4, chunk, &mut room);
                     }

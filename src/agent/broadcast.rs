@@ -13,7 +13,7 @@
 //! * A node whose own tree has failed or is too slow goes on passing the stream.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ use crate::engine::Summary;
 use crate::fault::Exit;
 use crate::fs::direct::Tally;
 use crate::options::TreeOptions;
-use crate::transport::spool::{Spool, Taken};
+use crate::transport::spool::{Gone, Spool};
 use crate::tree::Root;
 use crate::tree::entries::EntryStream;
 use crate::tree::packed::{self, Unpacker};
@@ -124,7 +124,7 @@ impl Node {
     pub(super) fn handle(&mut self, message: &Message) {
         match message {
             Message::BroadcastProof(proof) => {
-                *self.shared.proof() = Some(*proof);
+                *crate::locked(&self.shared.proof) = Some(*proof);
                 self.shared.is_decided.notify_all();
             }
             Message::BroadcastNext(is_there) => self.shared.spool.set_next(*is_there),
@@ -154,7 +154,7 @@ impl Node {
 
     /// Whether the node has the whole stream and its proof, so that it needs no other host any more.
     pub(super) fn is_complete(&self) -> bool {
-        self.shared.spool.status().has_all && self.shared.proof().is_some()
+        self.shared.spool.status().has_all && crate::locked(&self.shared.proof).is_some()
     }
 
     /// Handles the loss of the caller. Returns the thread to wait for, and how long to wait.
@@ -195,15 +195,11 @@ fn plain(settings: TreeOptions) -> TreeOptions {
 }
 
 impl Shared {
-    fn proof(&self) -> MutexGuard<'_, Option<BroadcastProof>> {
-        self.proof.lock().expect("no panics under it")
-    }
-
     fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
         self.spool.stop();
         // Held, because a thread that has just checked and is about to wait would miss the notification.
-        let _proof = self.proof();
+        let _proof = crate::locked(&self.proof);
         self.is_decided.notify_all();
     }
 
@@ -222,7 +218,7 @@ impl Shared {
 
     fn tell_state(&self) {
         // The lock is taken first, so that an older state is never reported after a newer one.
-        let mut told = self.told.lock().expect("no panics under it");
+        let mut told = crate::locked(&self.told);
         let status = self.spool.status();
         let micros = told.at.elapsed().as_micros() as u64;
         let idle_micros = status.idle_micros.saturating_sub(told.idle_micros);
@@ -307,7 +303,7 @@ impl Shared {
         });
         let sent = source.sent();
         summary.figures.read.direct_bytes = tally.direct_bytes.load(Ordering::Relaxed);
-        summary.figures.read.cached_bytes = sent.bytes.saturating_sub(summary.figures.read.direct_bytes);
+        summary.figures.read.cached_bytes = sent.figures.amount.bytes.saturating_sub(summary.figures.read.direct_bytes);
         summary.sent_tree = Some(sent);
         packed.map_err(|error| Fault::plain(Exit::Connect.code(), format!("cannot start a thread: {error}")))?;
         if is_cut {
@@ -349,12 +345,7 @@ impl Shared {
         // `_made` is dropped after the sink, which has then removed everything that was not published.
         let (mut _made, mut sink) = (None, None::<TreeSink>);
         let mut broken = None;
-        loop {
-            let slice = match self.spool.take() {
-                Taken::Slice(slice) => slice,
-                Taken::Ended => break,
-                Taken::Gone => return Err(self.given_up()),
-            };
+        while let Some(slice) = self.spool.take().map_err(|Gone| self.given_up())? {
             if let Some(make) = make.take() {
                 let (begun, made) = make()?;
                 (_made, sink) = (made, Some(begun));
@@ -402,7 +393,8 @@ impl Shared {
 
     /// Waits for the proof of the stream, for as long as the node lives.
     fn await_proof(&self) -> Result<BroadcastProof, Fault> {
-        let waiting = self.is_decided.wait_while(self.proof(), |proof| proof.is_none() && !self.is_stopped());
+        let proof = crate::locked(&self.proof);
+        let waiting = self.is_decided.wait_while(proof, |proof| proof.is_none() && !self.is_stopped());
         let proof = *waiting.expect("no panics under it");
         proof.ok_or_else(|| self.given_up())
     }

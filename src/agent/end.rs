@@ -83,8 +83,8 @@ pub(crate) struct End {
     ports: Option<std::ops::RangeInclusive<u16>>,
     shared: Arc<Shared>,
     peer: Peer,
-    is_of_pipeline: bool,
-    is_of_broadcast: bool,
+    pub(super) is_of_pipeline: bool,
+    pub(super) is_of_broadcast: bool,
     /// Signalled when both ends of a pipeline's session are ready.
     go: Sender<()>,
     /// What can be counted; `None` once counting has begun.
@@ -238,7 +238,7 @@ impl End {
                 }
             }
             Message::EntriesTaken(messages) => self.shared.entries.taken(messages),
-            Message::OtherLost => self.post(Event::Orphaned),
+            Message::OtherLost => self.post(Event::OtherLost),
             message if message.is_tunnel() => self.tunnel.handle(message),
             // Answers, which no end asks for.
             _ => {}
@@ -298,14 +298,6 @@ impl End {
         self.peer != Peer::Nobody
     }
 
-    pub(crate) fn is_of_pipeline(&self) -> bool {
-        self.is_of_pipeline
-    }
-
-    pub(crate) fn is_of_broadcast(&self) -> bool {
-        self.is_of_broadcast
-    }
-
     fn say(&self, message: Message) {
         (self.emit)(message);
     }
@@ -324,16 +316,16 @@ impl End {
         })?;
         let port = listener.port();
         self.tunnel.serve(port);
-        *self.shared.listener.lock().expect("no panic with it locked") = Some(listener);
+        *crate::locked(&self.shared.listener) = Some(listener);
         Ok(reachable(port, via, self.is_remote))
     }
 
     /// Stops listening, then dials. If both hosts have the same address (containers, bridges) and listen on the same
     /// port, an end that still listened could connect to itself, and would prove the key.
     fn dial(&self, reach: impl FnOnce(&Key) -> Result<(std::net::TcpStream, Established), String> + Send + 'static) {
-        let mut listener = self.shared.listener.lock().expect("no panic with it locked");
+        let mut listener = crate::locked(&self.shared.listener);
         // A channel serves one session, so this end must not begin another beside one that it has accepted.
-        let registry = listener.as_ref().map(|it| it.registry().lock().expect("no panic with it locked"));
+        let registry = listener.as_ref().map(|it| crate::locked(it.registry()));
         if registry.is_some_and(|mut registry| !registry.close()) {
             return self.say(Message::DialFailed("the other end has already connected".to_owned()));
         }
@@ -463,11 +455,11 @@ impl Run {
             Ok(report) => report,
             Err(fault) => Report { fault: Some(fault), ..Report::default() },
         };
-        drop(self.shared.listener.lock().expect("no panic with it locked").take());
+        drop(crate::locked(&self.shared.listener).take());
         // A lane that has come too late and waits in the channel keeps the channel alive, and the channel keeps the
         // lane alive.
         drop(self.events.drain());
-        drop(self.made.lock().expect("no panic with it locked").take());
+        drop(crate::locked(&self.made).take());
         let is_whole = report.fault.is_none();
         self.shared.is_told.store(true, Ordering::Release);
         // The caller must hear how this end ended before it hears about the command.
@@ -487,8 +479,7 @@ impl Run {
         self.shared.met.store(true, Ordering::Relaxed);
         let peer_name = escaped(OsStr::from_bytes(&self.begin.peer));
         let first = FirstLane { stream, established, peer_name, is_named: true };
-        let listening =
-            self.shared.listener.lock().expect("no panic with it locked").as_ref().map(|it| Arc::clone(it.registry()));
+        let listening = crate::locked(&self.shared.listener).as_ref().map(|it| Arc::clone(it.registry()));
         let lanes = Arc::new(Mutex::new(Vec::new()));
         let is_tree = matches!(self.begin.job, Job::SendTree { .. } | Job::ReceiveTree { .. });
         let observer = Messenger {
@@ -545,7 +536,7 @@ impl Run {
                     // programs.
                     let _ = seek(std::io::stdin(), SeekFrom::Current(size as i64));
                 }
-                let mut report = report(&ended, &lanes.lock().expect("no panic with it locked"));
+                let mut report = report(&ended, &crate::locked(&lanes));
                 // An other end that was stopped, and said so, is no reason to think that the caller is out of reach.
                 let is_lost = matches!(ended.summary.outcome, Outcome::LinkLost { .. });
                 self.shared.lost.store(is_lost, Ordering::Relaxed);
@@ -555,7 +546,7 @@ impl Run {
                 Ok(report)
             }
             Err(mut not_begun) => {
-                *self.last_word.lock().expect("no panic with it locked") = not_begun.last_word.take();
+                *crate::locked(&self.last_word) = not_begun.last_word.take();
                 let fault = Fault { own: !not_begun.is_peers, ..plain(&words::not_begun(&not_begun)) };
                 Err(stage_fault.filter(|_| fault.own).unwrap_or(fault))
             }
@@ -569,7 +560,7 @@ impl Run {
     /// Makes the directory to copy into if it is missing.
     fn make(&self, directory: &[u8], settings: &TreeOptions) -> Result<(), IoFact> {
         let made = place::make(directory, settings)?;
-        *self.made.lock().expect("no panic with it locked") = made;
+        *crate::locked(&self.made) = made;
         Ok(())
     }
 
@@ -636,7 +627,7 @@ impl Run {
             Moves::Named | Moves::Stream(_) => prepared,
             Moves::Input(inlet) => match self.await_one(inlet)?? {
                 Inlet::Command(pipe, whole) => {
-                    *self.whole.lock().expect("no panic with it locked") = Some(whole);
+                    *crate::locked(&self.whole) = Some(whole);
                     Prepared::new(move |_| Ok(receive_open(pipe, "pipe".into())))
                 }
                 Inlet::File(file, path) => Prepared::new(move |_| Ok(receive_open(file, path))),
@@ -651,7 +642,7 @@ impl Run {
             Moves::Output(outlet) => match self.await_one(outlet)?? {
                 Outlet::File(file, path) => self.sized(file, path.into_os_string())?,
                 Outlet::Command(pipe, cut) => {
-                    *self.output.lock().expect("no panic with it locked") = pipe.try_clone().ok();
+                    *crate::locked(&self.output) = pipe.try_clone().ok();
                     Prepared::new(move |_| Ok(self.send(Source::of_command(pipe, cut))))
                 }
                 Outlet::Relay(relay) => Prepared::new(move |_| Ok(Work::SendRelay(relay))),
@@ -680,7 +671,7 @@ impl Run {
     /// its reaction is not a failure. A command that ends without writing on ends for its own reasons. Blocks until
     /// either is known.
     fn is_writing_on(&self) -> bool {
-        let output = self.output.lock().expect("no panic with it locked");
+        let output = crate::locked(&self.output);
         let Some(output) = &*output else { return true };
         let look_again = Timespec { tv_sec: 0, tv_nsec: LOOK_AGAIN.subsec_nanos().into() };
         loop {

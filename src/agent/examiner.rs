@@ -11,50 +11,38 @@ use crate::measure::{self, gather};
 
 use crate::fault::Exit;
 
-/// The examiner of an agent.
-pub(crate) struct Examiner {
-    emit: Emit,
-    /// The open probe. It is closed by the next probe or by a session.
-    probe: Arc<Mutex<Option<Probe>>>,
+/// The open probe of an agent. It is closed by the next probe or by a session.
+pub(super) type OpenProbe = Arc<Mutex<Option<Probe>>>;
+
+/// Closes the open probe.
+pub(super) fn close(open: &OpenProbe) {
+    let probe = crate::locked(open).take();
+    drop(probe);
 }
 
-impl Examiner {
-    /// Makes an examiner. `emit` sends its answers and must not block.
-    pub(crate) fn new(emit: Emit) -> Self {
-        Self { emit, probe: Arc::default() }
-    }
-
-    /// Closes the open probe.
-    pub(crate) fn rest(&self) {
-        let probe = self.probe.lock().expect("no panic with it locked").take();
-        drop(probe);
-    }
-
-    /// Handles a request. Slow work is done on a separate thread.
-    pub(crate) fn handle(&self, message: Message) {
-        let emit = &self.emit;
-        match message {
-            Message::Examine => in_thread("examine", emit, |emit| {
-                emit(Message::Examined(measure::encode(&gather::here())));
-            }),
-            Message::OpenProbe { ports } => {
-                self.rest();
-                let probe = Arc::clone(&self.probe);
-                // A failed device may block the thread that listens on it.
-                in_thread("probe", emit, move |emit| match Probe::open(ports.map(|(first, last)| first..=last)) {
-                    Ok(opened) => {
-                        let targets = measure::encode(&opened.targets);
-                        *probe.lock().expect("no panic with it locked") = Some(opened);
-                        emit(Message::ProbeOpened(targets));
-                    }
-                    Err(reason) => emit(Message::Failed(Fault::plain(Exit::Connect.code(), reason))),
-                });
-            }
-            Message::Probe(bytes) => in_thread("probe", emit, move |emit| {
-                let attempts = measure::decode(&bytes).map(|request| probe::try_all(&request)).unwrap_or_default();
-                emit(Message::Probed(measure::encode(&attempts)));
-            }),
-            _ => {}
+/// Handles a request. Slow work is done on a separate thread. `emit` sends the answers and must not block.
+pub(super) fn handle(message: Message, emit: &Emit, open: &OpenProbe) {
+    match message {
+        Message::Examine => in_thread("examine", emit, |emit| {
+            emit(Message::Examined(measure::encode(&gather::here())));
+        }),
+        Message::OpenProbe { ports } => {
+            close(open);
+            let probe = Arc::clone(open);
+            // A failed device may block the thread that listens on it.
+            in_thread("probe", emit, move |emit| match Probe::open(ports.map(|(first, last)| first..=last)) {
+                Ok(opened) => {
+                    let targets = measure::encode(&opened.targets);
+                    *crate::locked(&probe) = Some(opened);
+                    emit(Message::ProbeOpened(targets));
+                }
+                Err(reason) => emit(Message::Failed(Fault::plain(Exit::Connect.code(), reason))),
+            });
         }
+        Message::Probe(bytes) => in_thread("probe", emit, move |emit| {
+            let attempts = measure::decode(&bytes).map(|request| probe::try_all(&request)).unwrap_or_default();
+            emit(Message::Probed(measure::encode(&attempts)));
+        }),
+        _ => {}
     }
 }

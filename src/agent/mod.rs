@@ -28,7 +28,7 @@ pub mod words;
 
 use broadcast::Node;
 use end::{End, Moves, ended_with};
-use examiner::Examiner;
+use examiner::OpenProbe;
 use watch::Watching;
 
 /// Maximum number of ends of sessions on one host. Each stage of a pipeline has two.
@@ -87,11 +87,11 @@ pub(crate) struct Agent {
     stages: Stages,
     ends: HashMap<u32, End>,
     node: Option<Node>,
-    examiner: Examiner,
+    probe: OpenProbe,
     watching: Option<Watching>,
     /// Called each time a stage or a session has reported its end.
     ended: Ended,
-    /// Number of stages and sessions that have been begun or accepted.
+    /// Number of stages and sessions that have been begun or accepted. Each of them reports its end.
     begun: usize,
     /// Why there is no room for the stages that are being begun. `None` until the room has been checked.
     refusal: Option<Option<String>>,
@@ -112,14 +112,9 @@ impl Agent {
                 after();
             }
         });
-        let (stages, examiner) = (Stages::new(tell, is_remote, tells_stderr), Examiner::new(Arc::clone(&emit)));
-        let (ends, node, refusal) = Default::default();
-        Self { emit, is_remote, stages, ends, node, examiner, watching: None, ended, begun: 0, refusal }
-    }
-
-    /// Returns the number of stages and sessions that have been begun or accepted. Each of them reports its end.
-    pub(crate) fn begun(&self) -> usize {
-        self.begun
+        let stages = Stages::new(tell, is_remote, tells_stderr);
+        let (ends, node, probe, refusal) = Default::default();
+        Self { emit, is_remote, stages, ends, node, probe, watching: None, ended, begun: 0, refusal }
     }
 
     /// Handles a message. Does not wait: long operations are done by a thread, and their answers come later.
@@ -144,7 +139,9 @@ impl Agent {
             Message::Place(asked) => {
                 self.say(place::place(&asked, self.is_remote).map_or_else(Message::Failed, Message::Placed));
             }
-            Message::Examine | Message::OpenProbe { .. } | Message::Probe(_) => self.examiner.handle(message),
+            Message::Examine | Message::OpenProbe { .. } | Message::Probe(_) => {
+                examiner::handle(message, &self.emit, &self.probe);
+            }
             Message::Measure { key, ports, via } => {
                 let listening = measure::listen(&key, ports, |port| end::reachable(port, &via, self.is_remote));
                 self.say(listening.map_or_else(Message::Failed, Message::Listening));
@@ -191,7 +188,7 @@ impl Agent {
     fn stop_node(&self, number: u8) {
         if let Some(node) = &self.node {
             // The hops are ended first, so that they report why they end.
-            self.ends.values().filter(|end| end.is_of_broadcast()).for_each(|end| end.stop(number));
+            self.ends.values().filter(|end| end.is_of_broadcast).for_each(|end| end.stop(number));
             node.stop(number);
         }
     }
@@ -201,7 +198,7 @@ impl Agent {
     }
 
     fn begin(&mut self, number: u32, begin: Begin) {
-        self.examiner.rest();
+        examiner::close(&self.probe);
         self.ends.retain(|_, end| end.is_busy());
         if self.ends.len() >= ENDS_MAX {
             return;
@@ -286,9 +283,9 @@ impl Agent {
         if !is_complete {
             self.stop_node(libc::SIGHUP as u8);
         }
-        self.stop_some(libc::SIGHUP as u8, |end| end.is_of_pipeline() || end.is_of_broadcast() && !is_complete);
+        self.stop_some(libc::SIGHUP as u8, |end| end.is_of_pipeline || end.is_of_broadcast && !is_complete);
         self.stages.end();
-        let ends = self.ends.values_mut().filter(|end| !end.is_of_pipeline()).filter_map(End::abandon);
+        let ends = self.ends.values_mut().filter(|end| !end.is_of_pipeline).filter_map(End::abandon);
         ends.chain(self.node.as_mut().and_then(Node::abandon)).collect()
     }
 

@@ -149,7 +149,7 @@ pub(crate) fn serve() -> Result<(), Failure> {
                 break;
             }
         }
-        if ends_when_done && ended >= agent.begun() {
+        if ends_when_done && ended >= agent.begun {
             break;
         }
     }

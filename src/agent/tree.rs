@@ -124,8 +124,8 @@ pub(super) fn tell_kept(sink: &mut TreeSink, emit: &Emit) {
 /// Returns what became of a tree. A copy within this host has a sender's and a receiver's part, and reports on both.
 pub(crate) fn figures(summary: &Summary) -> TreeFigures {
     let failed_there = summary.figures.counters.unmade;
-    let sent = summary.sent_tree.as_ref().map(|sent| TreeFigures { failed_there, ..sent.figures() });
-    match (sent, summary.received_tree.as_ref().map(|received| received.figures())) {
+    let sent = summary.sent_tree.as_ref().map(|sent| TreeFigures { failed_there, ..sent.figures });
+    match (sent, summary.received_tree.as_ref().map(|received| received.figures)) {
         (Some(sent), Some(received)) => sent.joined(received),
         (one, other) => one.or(other).unwrap_or_default(),
     }
@@ -139,13 +139,14 @@ pub(crate) fn remove_spent(summary: &mut Summary, emit: &Emit) {
         return;
     }
     // It is not known here which entries failed there.
-    let unmade = summary.figures.counters.unmade + summary.received_tree.as_ref().map_or(0, |received| received.failed);
+    let unmade =
+        summary.figures.counters.unmade + summary.received_tree.as_ref().map_or(0, |received| received.figures.failed);
     if unmade > 0 {
         emit(Message::Say("nothing is removed from SRC, because not all of it was copied to DST".to_owned()));
         return;
     }
     let removed = spent.remove();
-    sent.failed += removed.failed;
+    sent.figures.failed += removed.failed;
     sent.unremoved.extend(removed.failures);
 }
 
@@ -172,7 +173,8 @@ pub(crate) fn tell_failed(summary: &Summary, emit: &Emit) {
             errno => format!("{path}: {}; nothing is linked to it", os_number(errno)),
         }));
     }
-    // Not a failure, because the file system can keep nothing else, but not silent either.
+    // Not a failure, because the file system can keep nothing else, but not silent either: not even with `--quiet`,
+    // which knows such remarks by how they end (`WARNINGS` of `cli/report.rs`).
     let without_xattrs = summary.received_tree.as_ref().map_or(0, |received| received.without_xattrs);
     if without_xattrs > 0 {
         let entries =

@@ -72,20 +72,41 @@ fn watch(
 }
 
 fn fault(error: &WatchError) -> Fault {
-    let reason = match &error.reason {
-        WatchReason::TooManyDirectories => {
+    // A fault has an error number if its cause may pass: the path may come back, or an earlier watch may end.
+    let (reason, errno) = match &error.reason {
+        WatchReason::TooManyDirectories => (
             "too many directories to watch; raise the limit with `sysctl fs.inotify.max_user_watches=1048576`"
-                .to_owned()
-        }
-        WatchReason::TooManyWatches => {
+                .to_owned(),
+            libc::ENOSPC,
+        ),
+        WatchReason::TooManyWatches => (
             "too many inotify instances of this user; raise the limit with `sysctl fs.inotify.max_user_instances=1024`"
-                .to_owned()
-        }
-        // This fault has an error number, because the path may come back.
+                .to_owned(),
+            libc::EMFILE,
+        ),
         WatchReason::System(Errno::NOENT) => {
             return Fault::io(Exit::Source.code(), "cannot watch", &io_fact(error.path.as_os_str(), Errno::NOENT));
         }
-        WatchReason::System(errno) => printable(&errno.to_string()),
+        WatchReason::System(errno) => (printable(&errno.to_string()), 0),
     };
-    Fault::plain(Exit::Source.code(), format!("cannot watch {}: {reason}", escaped(error.path.as_os_str())))
+    let line = format!("cannot watch {}: {reason}", escaped(error.path.as_os_str()));
+    Fault { errno, ..Fault::plain(Exit::Source.code(), line) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_causes_that_may_pass_have_a_number() {
+        for (reason, errno, words) in [
+            (WatchReason::TooManyDirectories, libc::ENOSPC, "too many directories"),
+            (WatchReason::TooManyWatches, libc::EMFILE, "too many inotify instances"),
+            (WatchReason::System(Errno::NOENT), libc::ENOENT, ""),
+            (WatchReason::System(Errno::ACCESS), 0, "cannot watch /d: "),
+        ] {
+            let fault = fault(&WatchError { path: "/d".into(), reason });
+            assert!(fault.errno == errno && fault.detail.contains(words), "{fault:?}");
+        }
+    }
 }

@@ -13,7 +13,7 @@ use flume::{RecvTimeoutError, bounded};
 use super::json::{At, Differs, Event, Failed};
 use super::options::ReportOptions;
 use super::rdcp::HostOptions;
-use super::report::{Moved, Reporter};
+use super::report::{Kept, Moved, Reporter};
 use crate::fault::{Exit, Failure, escaped, os_number, printable};
 use crate::job::check::{Check, Stopped};
 use crate::job::copy::entries as entries_words;
@@ -60,7 +60,8 @@ pub(crate) fn check(
     let setup = hosts.setup("rdcp", [host], options.quiet, false)?;
     let is_json_on_stdout = options.is_json_on_output();
     let moved = [Moved::File("the manifest", Path::new(&file)), Moved::File("DIR", Path::new(directory))];
-    let reporter = Reporter::open("rdcp", options, if host.is_empty() { &moved } else { &moved[..1] })?;
+    let moved = if host.is_empty() { &moved[..] } else { &moved[..1] };
+    let reporter = Reporter::open("rdcp", options, moved, &Kept::default())?;
     reporter.begin();
     let mut checking = Checking { reporter: &reporter, host, directory: Path::new(directory), differing: 0 };
     let is_cached = medium == CheckMedium::Cached;

@@ -180,13 +180,9 @@ impl Section {
 fn diagnose(arguments: &DoctorArguments) -> Result<(), Failure> {
     let usage = |reason: String| Failure::new(Exit::Usage, reason);
     let hosts = match (&arguments.hosts_from, &arguments.host) {
-        (Some(from), _) if from.is_empty() => {
-            return Err(usage("--hosts is empty; give FILE, @GROUP or slurm".to_owned()));
-        }
         (Some(from), _) => {
-            let named = |reason: String| usage(format!("--hosts {}: {reason}", escaped(from)));
             let advice = "to name hosts, type rddoctor 'gpu[1-2]'";
-            each_once(hosts_named(from, OsStr::new(""), advice).map_err(named)?)?
+            each_once(hosts_named(from, OsStr::new(""), advice).map_err(usage)?)?
         }
         (None, Some(host)) => parse_hosts(host)?,
         (None, None) => Vec::new(),

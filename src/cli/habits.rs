@@ -4,7 +4,9 @@
 //! refused, with advice on what to use instead. scp and rsync disagree on some letters; for those the next word
 //! decides. `-P` and `-l` take the next word only if it consists of digits and no file has that name.
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
+use std::io::Read;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::PermissionsExt;
 
@@ -16,8 +18,10 @@ use crate::options::{Compress, parse_bytes};
 
 mod meaning;
 mod rsync;
+mod uri;
 
 use rsync::{long, taken_back};
+use uri::uri;
 
 /// What a letter means to `rdcp`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +94,8 @@ const NO_DIRS: &str = "rdcp copies directories with their contents (-r) or not a
 
 const NO_BLOCKS: &str = "the block size depends on the file size: leave it out";
 
+const NO_MOUNT_POINTS: &str = "mount points are copied as empty directories; leave them out with --exclude";
+
 /// Every letter of scp and of rsync.
 #[rustfmt::skip]
 pub const LETTERS: &[Letter] = &[
@@ -156,6 +162,8 @@ pub struct Translated {
     pub notes: Vec<String>,
     /// The value of `-i`.
     pub key: Option<OsString>,
+    /// Whether the command line is a single word.
+    is_alone: bool,
     /// Whether `--sync` is given, with which letters have rsync's meanings.
     is_sync: bool,
     /// Whether a letter or a limit was read with another meaning than it has with `--sync`.
@@ -185,20 +193,26 @@ pub fn translate(
 ) -> Result<Translated, String> {
     let words: Vec<OsString> = words.into_iter().collect();
     let has = |option: &str| words.iter().take_while(|word| *word != "--").any(|word| word == option);
-    let (is_sync, is_without_owner) = (has("--sync"), has("--no-owner") || has("--no-o"));
+    let of_owner = |word: &&OsString| ["--owner", "--no-owner", "--no-o"].iter().any(|option| *word == option);
+    let last_of_owner = words.iter().take_while(|word| *word != "--").filter(of_owner).last();
+    let (is_sync, is_without_owner) = (has("--sync"), last_of_owner.is_some_and(|word| word != "--owner"));
     let has_no_group = has("--no-group") || has("--no-g");
     let mut options = words.iter().take_while(|word| *word != "--");
     let is_listed = has("--files-from") || options.any(|word| word.as_bytes().starts_with(b"--files-from="));
-    let mut done = Translated { is_sync, is_listed, ..Translated::default() };
+    let mut done = Translated { is_alone: words.len() == 1, is_sync, is_listed, ..Translated::default() };
     let mut words = words.into_iter().peekable();
-    let (mut port, mut timeout): (Option<OsString>, Option<OsString>) = (None, None);
-    while let Some(word) = words.next() {
+    let (mut ports, mut operands, mut timeout) = (BTreeSet::new(), Vec::new(), None);
+    while let Some(mut word) = words.next() {
         if word == "--" {
-            done.words.push(word);
+            operands.push(word);
             for word in words {
-                done.words.push(uri(word, &mut port)?);
+                operands.push(uri(word, &mut ports)?);
             }
             break;
+        }
+        if is_unlimited(&word, words.peek()) {
+            words.next_if(|_| word == "--bwlimit");
+            word = "--no-bwlimit".into();
         }
         let bytes = word.as_bytes();
         if word == "--relative" {
@@ -253,10 +267,7 @@ pub fn translate(
             continue;
         }
         if bytes.starts_with(b"--") {
-            match limit(&word, words.peek()) {
-                Err(_) if !is_sync => done.is_read_without_sync = true,
-                checked => checked?,
-            }
+            done.is_read_without_sync |= limit(&word, words.peek(), is_sync)?;
             match long(&word)? {
                 Some((instead, has_value)) => {
                     done.ignores_times |= word == "--ignore-times";
@@ -275,6 +286,10 @@ pub fn translate(
                 None if word == "--verify" && words.peek().is_some_and(|next| *next == "disk" && !exists(next)) => {
                     words.next();
                     done.words.push("--verify=disk".into());
+                }
+                None if word == "--modify-window" && words.peek().is_some_and(|next| *next == "-1") => {
+                    words.next();
+                    done.words.push("--modify-window=0".into());
                 }
                 None if word == "--compress" && !words.peek().is_some_and(|next| is_compression(next)) => {
                     done.words.push("--compress=auto".into());
@@ -297,7 +312,7 @@ pub fn translate(
             continue;
         }
         if !bytes.starts_with(b"-") || bytes.len() == 1 {
-            done.words.push(uri(word, &mut port)?);
+            done.words.push(uri(word, &mut ports)?);
             continue;
         }
         let single_dash = wrong::single_dash(&word, command, rsync::names());
@@ -306,20 +321,44 @@ pub fn translate(
         }
         cluster(&bytes[1..], &mut words, &exists, &mut done)?;
     }
-    if let Some(port) = port {
-        done.words.splice(0..0, [OsString::from("-P"), port]);
+    let mut others = done.words.clone();
+    take_back(&mut others, &["-x", "--one-file-system"], command);
+    if done.words.len() - others.len() > 1 {
+        return Err(format!("-xx: {NO_MOUNT_POINTS}"));
     }
+    // The hosts of these options are reached by the same launcher.
+    for (at, word) in done.words.iter().enumerate() {
+        let value_of = |option: &str| match word.to_str()?.strip_prefix(option)? {
+            "" => done.words.get(at + 1).cloned(),
+            rest => rest.strip_prefix('=').map(OsString::from),
+        };
+        let target = ["-t", "--target-directory", "--to"].into_iter().find_map(value_of);
+        if value_of("--hosts").is_some() || target.is_some_and(|target| uri::is_there(&target)) {
+            ports.insert(None);
+        }
+    }
+    // As with scp, it counts more than a typed -P.
+    if let Some(Some(port)) = ports.pop_last() {
+        // One launcher reaches all hosts.
+        if !ports.is_empty() {
+            return Err("scp:// names a port of one host only; set the port of each in ssh's configuration".to_owned());
+        }
+        done.words.extend([OsString::from("-P"), port]);
+    }
+    done.words.append(&mut operands);
     if let Some(seconds) = timeout {
         done.words.splice(0..0, [OsString::from("--reconnect"), seconds]);
     }
     Ok(done)
 }
 
-/// Removes these options. A value that looks like one of them stays.
+/// Removes these options, with their values. Another option's value that looks like one of them stays.
 fn take_back(words: &mut Vec<OsString>, taken: &[&str], command: &Command) {
-    let mut is_value = false;
+    let (mut is_value, mut is_kept) = (false, true);
     words.retain(|word| {
-        let is_kept = is_value || !taken.iter().any(|taken| word == *taken);
+        let rest = |taken: &&str| word.as_bytes().strip_prefix(taken.as_bytes());
+        is_kept =
+            if is_value { is_kept } else { !taken.iter().filter_map(rest).any(|rest| matches!(rest, [] | [b'=', ..])) };
         is_value = !is_value && wrong::takes_next(command, word);
         is_kept
     });
@@ -372,13 +411,28 @@ fn is_other_compression(word: &OsStr, exists: &impl Fn(&OsStr) -> bool) -> bool 
     others.iter().any(|other| word == *other) && !exists(word)
 }
 
-/// Refuses a limit without a unit, which rsync would take as about a thousand times higher.
-fn limit(word: &OsStr, next: Option<&OsString>) -> Result<(), String> {
-    let Some(rest) = word.to_str().and_then(|word| word.strip_prefix("--bwlimit")) else { return Ok(()) };
+/// Returns the rate that `--bwlimit` gives; empty if the word is another one.
+fn rate<'a>(word: &'a OsStr, next: Option<&'a OsString>) -> &'a str {
+    let Some(rest) = word.to_str().and_then(|word| word.strip_prefix("--bwlimit")) else { return "" };
     let rate = if rest.is_empty() { next.and_then(|next| next.to_str()) } else { rest.strip_prefix('=') };
-    let is_bare = |rate: &&str| !rate.is_empty() && rate.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
-    let Some(rate) = rate.filter(is_bare) else { return Ok(()) };
-    Err(format!("--bwlimit {rate}: rsync takes KiB/s, rdcp bytes/s; type {rate}K or {rate}B"))
+    rate.unwrap_or_default()
+}
+
+/// Whether a limit is 0, which is none with rsync.
+fn is_unlimited(word: &OsStr, next: Option<&OsString>) -> bool {
+    let number = rate(word, next).trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    number.contains('0') && number.bytes().all(|byte| b"0.".contains(&byte))
+}
+
+/// Returns whether a limit has no unit: rsync would take that as about a thousand times higher, so it is refused with
+/// `--sync`.
+fn limit(word: &OsStr, next: Option<&OsString>, is_sync: bool) -> Result<bool, String> {
+    let rate = rate(word, next);
+    let is_bare = !rate.is_empty() && rate.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    if is_bare && is_sync {
+        return Err(format!("--bwlimit {rate}: rsync takes KiB/s, rdcp bytes/s; type {rate}K or {rate}B"));
+    }
+    Ok(is_bare)
 }
 
 /// Returns the value of the option, if `word` is that option.
@@ -452,6 +506,8 @@ fn cluster(
             Some(Here::Own) if byte == b'h' && (letters.len() > 1 || done.is_sync) => {
                 done.words.push("--human-readable".into())
             }
+            // Help for whoever means rsync's would end with 0, as a copy does.
+            Some(Here::Own) if byte == b'h' && !done.is_alone => return Err(format!("-h: {NO_HELP}")),
             Some(Here::Own) => done.words.push(short),
             // rsync's -D has no value. Of scp's, the program would be copied as one more source.
             Some(Here::Kept)
@@ -502,21 +558,26 @@ fn cluster(
                 if is_flag {
                     continue;
                 }
+                // -in is a dry run, and no key is named `n`.
+                let are_letters = value.is_some_and(|value| {
+                    let others = value.as_bytes().iter().copied().filter(|byte| !b"46F".contains(byte));
+                    attached && are_rsync_flags(&OsString::from_vec(others.collect())) && !exists(value)
+                });
                 // rsync's -F and -J have no value. As ssh's, they would take a source or letters as one, and what came
                 // from that source would be deleted.
                 if let (b'F' | b'J', Some(value)) = (byte, value) {
                     let is_sshs =
                         if byte == b'F' { is_configuration(value) } else { are_jumps(value, attached, exists) };
                     let is_meant = if done.is_sync { is_sshs && at == 0 } else { is_sshs || are_scps(&letters[..at]) };
-                    if !is_meant {
+                    if !is_meant || byte == b'F' && are_letters {
                         let instead = if byte == b'F' { NO_FILTERS } else { NO_LINK_TIMES };
                         return Err(format!("-{}: {instead}", char::from(byte)));
                     }
                     done.is_read_without_sync |= !(done.is_sync || is_sshs && at == 0);
                 }
-                // Here the letter is more likely rsync's -i. As ssh's it would take a source or letters as its value:
-                // -in would not be a dry run.
-                let is_rsyncs = |value: &OsStr| at > 0 || done.is_sync || value.as_bytes().starts_with(b"-");
+                // Here the letter is more likely rsync's -i. As ssh's it would take a source or letters as its value.
+                let is_rsyncs =
+                    |value: &OsStr| at > 0 || done.is_sync || are_letters || value.as_bytes().starts_with(b"-");
                 if byte == b'i' && value.is_some_and(|value| is_rsyncs(value) && !is_key(value)) {
                     let letters = String::from_utf8_lossy(letters);
                     return Err(format!("-{letters}: {NO_KEY}"));
@@ -629,6 +690,9 @@ impl Behind {
 /// Advice if the value of `-i` is not a key.
 pub const NO_KEY: &str = "-i takes ssh's key; for rsync's -i, type --itemize-changes";
 
+/// Advice for `-h` among other words.
+const NO_HELP: &str = "for help, type it alone, or --help; for rsync's -h, type --human-readable";
+
 /// Advice for `-C` with `--sync`, which may be meant as rsync's.
 const NO_CVS: &str = "rsync's -C excludes what CVS ignores: use --exclude or --exclude-from; to compress, use -z";
 
@@ -650,16 +714,32 @@ const NO_LINK_TIMES: &str = "links get their times as other entries do, so leave
 const NO_TIMES: &str =
     "rsync's -t is done anyway: leave it out; name the directory to copy into with --target-directory DIR, or last";
 
+/// How a private key begins, and how much of a file is searched for that.
+const KEY_BEGIN: [u8; 11] = *b"-----BEGIN ";
+const KEY_SEARCHED_BYTES: u64 = 4096;
+
 /// Whether a word is the path of a key for ssh.
 fn is_key(word: &OsStr) -> bool {
     let mut public = word.to_owned();
     public.push(".pub");
     let begins = |path: &OsStr| {
-        let mut start = [0; 11];
-        std::fs::File::open(path).is_ok_and(|mut file| std::io::Read::read_exact(&mut file, &mut start).is_ok())
-            && start == *b"-----BEGIN "
+        let mut start = [0; KEY_BEGIN.len()];
+        std::fs::File::open(path).is_ok_and(|mut file| file.read_exact(&mut start).is_ok()) && start == KEY_BEGIN
     };
     std::path::Path::new(&public).exists() || begins(word)
+}
+
+/// Whether a word is a file or directory that ssh cannot take as a key. It takes a public key, because its agent may
+/// have the other half, and a key with text before it.
+pub fn is_no_key(word: &OsStr) -> bool {
+    let Ok(found) = std::fs::metadata(word) else { return false };
+    if !found.is_file() || is_key(word) {
+        return found.is_dir();
+    }
+    let mut text = Vec::new();
+    let read = std::fs::File::open(word).and_then(|file| file.take(KEY_SEARCHED_BYTES).read_to_end(&mut text));
+    let is_public = ["ssh-", "ecdsa-", "sk-"].iter().any(|kind| text.starts_with(kind.as_bytes()));
+    read.is_ok() && !is_public && !text.windows(KEY_BEGIN.len()).any(|part| part == KEY_BEGIN)
 }
 
 /// Whether ssh can take a word as its configuration. A directory is a source, and letters are rsync's `-FF`.
@@ -710,54 +790,6 @@ fn are_rsync_flags(word: &OsStr) -> bool {
         let letter = LETTERS.iter().find(|letter| letter.letter == char::from(byte));
         letter.is_some_and(|letter| letter.rsync.starts_with("--") && !b"BMTef@".contains(&byte))
     })
-}
-
-/// Turns `scp://[USER@]HOST[:PORT][/PATH]` into `[USER@]HOST:PATH`, and stores the port in `port`. Other words are
-/// returned unchanged.
-fn uri(word: OsString, port: &mut Option<OsString>) -> Result<OsString, String> {
-    let Some(rest) = word.as_bytes().strip_prefix(b"scp://") else { return Ok(word) };
-    let wrong = || format!("not of the form scp://[USER@]HOST[:PORT][/PATH]: {}", escaped(&word));
-    let slash = rest.iter().position(|&byte| byte == b'/').unwrap_or(rest.len());
-    let (authority, path) = rest.split_at(slash);
-    let path = path.strip_prefix(b"/").unwrap_or(path);
-    // If an address is in brackets, the port's colon follows them.
-    let from = authority.iter().rposition(|&byte| byte == b']').unwrap_or(0);
-    let colon = authority[from..].iter().position(|&byte| byte == b':').map(|at| from + at);
-    let (host, named) = match colon {
-        Some(colon) => (&authority[..colon], Some(OsStr::from_bytes(&authority[colon + 1..]))),
-        None => (authority, None),
-    };
-    if let Some(named) = named {
-        if !is_number(named) {
-            return Err(wrong());
-        }
-        if port.as_ref().is_some_and(|port| port != named) {
-            return Err("scp:// names two ports; set the port of each host in ssh's configuration".to_owned());
-        }
-        *port = Some(named.to_owned());
-    }
-    let (host, path) = (decoded(host).ok_or_else(wrong)?, decoded(path).ok_or_else(wrong)?);
-    if host.is_empty() {
-        return Err(wrong());
-    }
-    Ok(OsString::from_vec([&host[..], b":", &path].concat()))
-}
-
-/// Decodes each `%XX` into a byte; `None` if XX is not hexadecimal, or is zero.
-fn decoded(text: &[u8]) -> Option<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((&byte, after)) = rest.split_first() {
-        rest = after;
-        if byte == b'%' {
-            let digits = std::str::from_utf8(rest.get(..2)?).ok()?;
-            bytes.push(u8::from_str_radix(digits, 16).ok().filter(|&byte| byte != 0)?);
-            rest = &rest[2..];
-        } else {
-            bytes.push(byte);
-        }
-    }
-    Some(bytes)
 }
 
 #[cfg(test)]

@@ -11,8 +11,8 @@ use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use crate::fault::{Exit, Failure, escaped, printable};
 use crate::log::{self, Entry, Level};
@@ -31,6 +31,9 @@ const KEPT_MAX: usize = 50_000;
 
 /// How long a command that ends waits for the reader of its log.
 const LAST_MAX: Duration = Duration::from_secs(1);
+
+/// How far the system's clock may be from the log's before the times of lines follow it: it was set, or the host slept.
+const APART_MAX: Duration = Duration::from_secs(1);
 
 /// Where the log is written.
 enum Out {
@@ -146,12 +149,12 @@ pub(crate) fn start_by_options(command: &str, verbose: u8, keeps: bool) {
         2 => Some(Level::Debug),
         3.. => Some(Level::Trace),
     };
-    let is_there = BOOK.lock().expect("no panic with it locked").is_some();
+    let is_there = crate::locked(&BOOK).is_some();
     if !is_there && (level.is_some() || keeps) {
         start(command, level, level.map(|_| Out::StandardError));
     }
     if let Some(book) = book() {
-        let mut state = book.state();
+        let mut state = crate::locked(&book.state);
         state.keeps |= keeps;
         state.writes = state.writes.max(level);
         let most = state.writes.max(keeps.then_some(Level::Debug));
@@ -166,17 +169,20 @@ fn start(command: &str, writes: Option<Level>, out: Option<Out>) {
     let is_seen = matches!(out, Some(Out::StandardError));
     let state = Mutex::new(State { writes, is_seen, ..State::default() });
     let book = Arc::new(Book { state, changed: Condvar::new(), own_host });
-    *BOOK.lock().expect("no panic with it locked") = Some(Arc::clone(&book));
+    *crate::locked(&BOOK) = Some(Arc::clone(&book));
     take_up_to(&book, writes);
     if let Some(out) = out {
         let writing = Arc::clone(&book);
         // If no thread can be started, there is no log, but everything else works.
-        let _ =
-            std::thread::Builder::new().name("log".to_owned()).stack_size(256 << 10).spawn(move || writing.write(out));
+        let _ = std::thread::Builder::new()
+            .name("log".to_owned())
+            .stack_size(256 << 10)
+            .spawn(move || writing.write(out, log::system));
     }
     let version = env!("CARGO_PKG_VERSION");
-    log::debug("", || {
-        format!("{command} {version}; times are UTC, those of other hosts converted to this host's clock")
+    log::info(|| {
+        let date = date(log::now());
+        format!("{command} {version}; {date}; times are UTC, those of other hosts converted to this host's clock")
     });
 }
 
@@ -187,26 +193,26 @@ fn take_up_to(book: &Arc<Book>, level: Option<Level>) {
 }
 
 fn book() -> Option<Arc<Book>> {
-    BOOK.lock().expect("no panic with it locked").clone()
+    crate::locked(&BOOK).clone()
 }
 
 /// Whether lines of the log go to standard error. If so, nothing else can be drawn there.
 pub(crate) fn is_on_standard_error() -> bool {
-    book().is_some_and(|book| book.state().is_seen)
+    book().is_some_and(|book| crate::locked(&book.state).is_seen)
 }
 
 /// Takes the entries logged so far, for a trace.
 pub(crate) fn kept() -> Kept {
     let Some(book) = book() else { return Kept::default() };
-    let mut state = book.state();
+    let mut state = crate::locked(&book.state);
     Kept { entries: std::mem::take(&mut state.kept), left_out: std::mem::take(&mut state.kept_left_out) }
 }
 
 /// Writes the lines still held, and ends the log.
 pub(crate) fn finish() {
     log::stop();
-    let Some(book) = BOOK.lock().expect("no panic with it locked").take() else { return };
-    let mut state = book.state();
+    let Some(book) = crate::locked(&BOOK).take() else { return };
+    let mut state = crate::locked(&book.state);
     state.is_closing = true;
     book.changed.notify_all();
     let until = Instant::now() + LAST_MAX;
@@ -217,12 +223,8 @@ pub(crate) fn finish() {
 }
 
 impl Book {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no panic with it locked")
-    }
-
     fn take(&self, entry: Entry) {
-        let mut state = self.state();
+        let mut state = crate::locked(&self.state);
         state.came += 1;
         if state.keeps && entry.level <= Level::Debug {
             if state.kept.len() < KEPT_MAX { state.kept.push(entry.clone()) } else { state.kept_left_out += 1 }
@@ -239,10 +241,12 @@ impl Book {
         }
     }
 
-    /// Writes lines that have been held for long enough, until the log is closed.
-    fn write(&self, mut out: Out) {
+    /// Writes lines that have been held for long enough, until the log is closed. Their times follow the clock `system`,
+    /// and a line with the date stands before the first of another day.
+    fn write(&self, mut out: Out, system: impl Fn() -> u64) {
+        let (mut ahead, mut day) = (0, None);
         loop {
-            let mut state = self.state();
+            let mut state = crate::locked(&self.state);
             let is_closing = state.is_closing;
             let until = if is_closing { u64::MAX } else { log::now().saturating_sub(HOLD.as_micros() as u64) };
             let rest = state.held.split_off(&(until, u64::MAX));
@@ -250,9 +254,19 @@ impl Book {
             let left_out = std::mem::take(&mut state.left_out);
             state.written = due.last_key_value().map_or(state.written, |((at, _), _)| *at);
             drop(state);
+            let differs = system() as i64 - log::now() as i64;
+            if differs.abs_diff(ahead) > APART_MAX.as_micros() as u64 {
+                ahead = differs;
+            }
             let mut text = String::new();
             for ((at, _), entry) in &due {
-                text += &line(*at, &self.own_host, entry);
+                let at = at.saturating_add_signed(ahead);
+                let date = date(at);
+                if day.as_ref().is_some_and(|day| *day != date) {
+                    text += &format!("--- {date} ---\n");
+                }
+                day = Some(date);
+                text += &line(at, &self.own_host, entry);
             }
             if left_out > 0 {
                 text += &format!("({left_out} lines dropped here: they came faster than they could be written)\n");
@@ -262,7 +276,7 @@ impl Book {
                 Out::StandardError => crate::standard_error::write(text.as_bytes()),
                 Out::File(file) => drop(file.write_all(text.as_bytes())),
             }
-            let mut state = self.state();
+            let mut state = crate::locked(&self.state);
             if is_closing {
                 state.is_over = true;
                 self.changed.notify_all();
@@ -288,6 +302,13 @@ fn time_of_day(micros: u64) -> String {
     let millis = micros / 1000;
     let (seconds, millis) = (millis / 1000, millis % 1000);
     format!("{:02}:{:02}:{:02}.{millis:03}", seconds / 3600 % 24, seconds / 60 % 60, seconds % 60)
+}
+
+/// Formats the date of a time in microseconds since 1970.
+fn date(micros: u64) -> String {
+    let mut text = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_micros(micros)).to_string();
+    text.truncate("YYYY-MM-DD".len());
+    text
 }
 
 #[cfg(test)]
@@ -323,9 +344,9 @@ mod tests {
         for at in [3_000_000, 1_000_000, 2_000_000] {
             book.take(entry(at, &format!("at {at}\n\x1b[2J")));
         }
-        book.state().is_closing = true;
+        crate::locked(&book.state).is_closing = true;
         let file = tempfile::NamedTempFile::new().expect("a file");
-        book.write(Out::File(file.reopen().expect("the same")));
+        book.write(Out::File(file.reopen().expect("the same")), log::now);
         let text = std::fs::read_to_string(file.path()).expect("lines");
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "00:00:01.000 h\\u{1b}1  debug  to h2\\r: at 1000000\\n\\u{1b}[2J");
@@ -333,10 +354,27 @@ mod tests {
     }
 
     #[test]
+    fn times_follow_the_clock_of_the_system_and_another_day_has_its_date() {
+        const DAY: u64 = 86_400_000_000;
+        let book = book(Level::Debug);
+        for day in [1, 1, 3] {
+            book.take(entry(day * DAY + 500_000, "x"));
+        }
+        crate::locked(&book.state).is_closing = true;
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        // The host has slept for eight hours.
+        book.write(Out::File(file.reopen().expect("the same")), || log::now() + DAY / 3);
+        let text = std::fs::read_to_string(file.path()).expect("lines");
+        let lines: Vec<&str> = text.lines().map(|line| &line[..8]).collect();
+        assert_eq!(lines, ["08:00:00", "08:00:00", "--- 1970", "08:00:00"], "{text}");
+        assert!(text.contains("\n--- 1970-01-04 ---\n"), "{text}");
+    }
+
+    #[test]
     fn what_is_held_and_kept_is_bounded_and_counted() {
         let book = book(Level::Trace);
         (0..KEPT_MAX as u64 + 5).for_each(|at| book.take(entry(at, "x")));
-        let state = book.state();
+        let state = crate::locked(&book.state);
         assert_eq!((state.held.len(), state.left_out), (HELD_MAX, (KEPT_MAX - HELD_MAX) as u64 + 5));
         assert_eq!((state.kept.len(), state.kept_left_out), (KEPT_MAX, 5));
     }

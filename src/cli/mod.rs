@@ -105,6 +105,7 @@ fn begin() {
     key::conceal_memory();
     one_arena_if_limited();
     signals::hear_of_children();
+    signals::outlive_long_files();
 }
 
 /// Runs the whole program: the command by whose name it was called, or `rdma-pipe COMMAND ARGUMENT...`.
@@ -247,6 +248,7 @@ fn with_arguments<T: Arguments>(
     if parsed.as_ref().is_ok_and(|matches| matches.get_flag("show_config")) {
         return print(&settings.shown(&mut definition));
     }
+    parsed.as_ref().map_or(Ok(()), check_lists)?;
     let arguments = parsed.and_then(|matches| T::from_arg_matches(&matches));
     match arguments.map_err(|error| error.format(&mut definition)) {
         Ok(mut arguments) => {
@@ -263,6 +265,26 @@ fn with_arguments<T: Arguments>(
         }
         Err(error) => asked_for(&error),
     }
+}
+
+/// Identifiers of the options that name a list to be read, which may be standard input.
+const LISTS: [&str; 4] = ["files_from", "hosts", "exclude-from", "include-from"];
+
+/// Refuses a list from standard input if that was closed when this process began, or has another list. Either list
+/// would be read as empty, and with `--delete` no pattern would protect anything.
+fn check_lists(given: &clap::ArgMatches) -> Result<(), Failure> {
+    use crate::fs::standard;
+    let files = |id| given.try_get_many::<OsString>(id).ok().flatten().into_iter().flatten();
+    let lists: Vec<&OsString> = LISTS.into_iter().flat_map(files).collect();
+    let readers = lists.iter().filter(|file| **file == "-" || standard::is_input(file)).count();
+    if readers > 1 {
+        let line = "standard input (-) can be only one of the lists; give files for the others";
+        return Err(Failure::new(Exit::Usage, line));
+    }
+    if readers == 1 {
+        standard::named_input().map_err(|fact| crate::agent::words::source(&fact))?;
+    }
+    Ok(())
 }
 
 /// Writes to standard output.

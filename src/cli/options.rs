@@ -29,7 +29,7 @@ pub struct ReportOptions {
     /// also a log of events at both ends, with times; -vvv: also of each file
     #[arg(short, long = "verbose", id = "verbose", action = ArgAction::Count)]
     pub verbosity: u8,
-    /// Print errors only, even with -v or --progress
+    /// Print only errors and warnings, even with -v or --progress
     #[arg(short, long)]
     pub quiet: bool,
     /// Show progress and what limits it: a bar on a terminal, which is the default there, else a line every 5 seconds

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use super::options::{KeyOptions, parse_port};
 use super::rdcp::HostOptions;
 use super::{Arguments, print};
-use crate::engine::perf::frames::{CONNECTIONS_MAX, DEPTH_MAX, MESSAGE_BYTES_MAX};
+use crate::engine::perf::frames::{CONNECTIONS_MAX, DEPTH_MAX, Load, MESSAGE_BYTES_MAX, Run};
 use crate::fault::{Exit, Failure, escaped, os};
 use crate::fs;
 use crate::job::plan::Spec;
@@ -20,6 +20,7 @@ use crate::job::targets::is_list;
 use crate::measure::plot;
 use crate::measure::report::Report;
 use crate::options::{Transport, parse_bytes, parse_ports};
+use crate::transport::bundle::Settings;
 
 mod limits;
 mod local;
@@ -432,11 +433,23 @@ impl LoadOptions {
         }
     }
 
-    /// Returns the maximum sending time of a run and the number of messages; 0 means no fixed number.
-    fn extent(&self) -> (Duration, u64) {
-        match self.iterations {
-            Some(count) => (self.duration.max(COUNTED_MAX), count),
-            None => (self.duration, 0),
+    /// Returns the settings for connections that carry messages of up to this length.
+    fn settings(&self, connections_max: u32, message_bytes_max: u32) -> Settings {
+        Settings { connections_max, message_bytes_max, depth: self.depth(), poll: self.poll }
+    }
+
+    /// Returns a run of messages of one length. An echo always goes forward.
+    fn run(&self, load: Load, message_bytes: u32) -> Run {
+        let is_stream = load == Load::Stream;
+        let duration = if self.iterations.is_some() { self.duration.max(COUNTED_MAX) } else { self.duration };
+        Run {
+            load,
+            forward: !(is_stream && self.reverse),
+            backward: is_stream && (self.reverse || self.bidirectional),
+            message_bytes,
+            // 0 means no fixed number.
+            messages: self.iterations.unwrap_or(0),
+            duration_us: duration.as_micros() as u64,
         }
     }
 }

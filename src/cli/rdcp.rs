@@ -18,7 +18,7 @@ use super::habits::{self, NO_KEY, Translated};
 use super::hosts;
 use super::listed;
 use super::options::ReportOptions;
-use super::report::{Console, Digits, Kept, Moved, Style, here, reported, reported_again, stats};
+use super::report::{Console, Digits, Kept, Moved, Style, here, reported, stats};
 use super::settings::{Settings, Sources};
 use super::watch;
 use super::words::{check_rails, unshown};
@@ -497,12 +497,11 @@ fn select(arguments: &mut CopyArguments, sources: &mut Vec<Spec>, is_relative: b
 }
 
 /// Refuses a list with a directory that contains DST, because DST would be copied into itself without end.
-/// With `-x` this depends on file systems, so it is left to the host.
-fn check_lists(only: &Only, source: &Spec, destination: &Spec, crosses: bool) -> Result<(), Failure> {
-    let (Spec::Here(source), Spec::Here(destination), true) = (source, destination, only.recursive && crosses) else {
+fn check_lists(only: &Only, source: &Spec, destination: &Spec, one_file_system: bool) -> Result<(), Failure> {
+    let (Spec::Here(source), Spec::Here(destination), true) = (source, destination, only.recursive) else {
         return Ok(());
     };
-    let around = listed_around(Path::new(source), &only.paths, Path::new(destination));
+    let around = listed_around(Path::new(source), &only.paths, Path::new(destination), one_file_system);
     around.map_or(Ok(()), |reason| Err(Failure::new(Exit::Usage, reason)))
 }
 
@@ -542,6 +541,10 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
     let destination = as_standard(destination);
     if sources.is_empty() {
         return Err(missing());
+    }
+    // rsync's -i and cp's have no value: this is a source, and would not be copied.
+    if let Some(source) = typed.key.as_ref().filter(|key| habits::is_no_key(key)) {
+        return Err(usage(&format!("-i {}: {NO_KEY}", escaped(source))));
     }
     if let (Some(first), Some(Spec::There(home, path)), Spec::There(..), false) =
         (sources.first(), sources.last(), &destination, arguments.tree.recursive)
@@ -583,13 +586,13 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
             super::say("rdcp: the list is empty; nothing to copy");
         }
         let nothing = Ended { figures: Figures::default(), failure: None, copied: None, hosts: Vec::new() };
-        return reported("rdcp", &arguments.report, &[], |_| Ok(nothing));
+        return reported("rdcp", &arguments.report, &[], &Kept::default(), |_| Ok(nothing));
     }
     if only.is_some() && !targets.is_empty() {
         return Err(usage("-R copies to one host at a time; name one, or leave it out"));
     }
     if let Some(only) = &only {
-        check_lists(only, &sources[0], &destination, !arguments.tree.one_file_system)?;
+        check_lists(only, &sources[0], &destination, arguments.tree.one_file_system)?;
     }
     let ends = || sources.iter().chain([&destination]);
     let (is_any_there, are_all_there) = (ends().any(is_there), ends().all(is_there));
@@ -709,7 +712,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
         // Changed paths do not restrict a copy with a manifest, which covers everything, or a copy of listed paths
         // (-R).
         plan.only = selected.clone().or(touched.filter(|_| plan.manifests.is_empty()));
-        reported_again("rdcp", &arguments.report, &moved, &kept, |reporter| {
+        reported("rdcp", &arguments.report, &moved, &kept, |reporter| {
             let all = if plan.targets.is_empty() { std::slice::from_ref(&plan.destination) } else { &plan.targets };
             let places = |specs: &[Spec]| specs.iter().map(place).collect();
             reporter.record(|record| record.route = [places(&plan.sources), places(all)]);
@@ -743,9 +746,11 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
     };
     if !arguments.watch {
         let outcome = copy(None);
-        // As after a kill, an interrupted copy leaves the file as it is.
-        let is_interrupted = matches!(&outcome, Err(Failure { exit: Exit::Signal(_), .. }));
-        let Some(file) = hosts_failed.filter(|_| !is_interrupted) else { return outcome };
+        // As after a kill, a copy that is interrupted, or has no SRC to copy to any host, leaves the file as it is.
+        let is_untold = failed.borrow().is_none() && !plan.targets.is_empty();
+        let leaves_it = |exit: Exit| matches!(exit, Exit::Signal(_)) || exit == Exit::Source && is_untold;
+        let is_left = outcome.as_ref().is_err_and(|failure| leaves_it(failure.exit));
+        let Some(file) = hosts_failed.filter(|_| !is_left) else { return outcome };
         let cause = outcome.as_ref().err().map(|failure| failure.message.as_deref().unwrap_or_default());
         let failed = failed.take();
         let one = std::slice::from_ref(&plan.destination);

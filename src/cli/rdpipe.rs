@@ -13,7 +13,7 @@ use super::hosts;
 use super::json;
 use super::options::ReportOptions;
 use super::rdcp::HostOptions;
-use super::report::{HopsConsole, Moved, Reporter};
+use super::report::{HopsConsole, Kept, Moved, Reporter};
 use super::uses::idle_launching;
 use super::words::{check_rails, single_quoted, unshown};
 use crate::agent::words;
@@ -196,7 +196,7 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
         let planned = planned::planned(&plan);
         let asked = &arguments.report;
         if asked.json.is_some() || asked.json_fd.is_some() {
-            let reporter = Reporter::open("rdpipe", asked, &[])?;
+            let reporter = Reporter::open("rdpipe", asked, &[], &Kept::default())?;
             reporter.event(&json::Event::WouldRun(planned));
             let end = report::end(&[], &[], None);
             return reporter.last(&json::Event::End(json::End::Pipeline(end)));
@@ -217,7 +217,7 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
         standard::guard_terminal(true);
     }
     let moved: Vec<_> = is_fed.then_some(Moved::Input).into_iter().chain(is_put_out.then_some(Moved::Output)).collect();
-    let reporter = Reporter::open("rdpipe", &arguments.report, &moved)?;
+    let reporter = Reporter::open("rdpipe", &arguments.report, &moved, &Kept::default())?;
     let may_draw = matches!(output, Some(Output::Nothing | Output::Error)) || !std::io::stdout().is_terminal();
     let is_until_output = output == Some(Output::Hop) && !may_draw;
     let mut console = HopsConsole::new(&reporter, may_draw, is_until_output);

@@ -1,11 +1,13 @@
 //! `rdsh`: runs a command on a host as ssh does, and transfers its input and output by sessions.
 
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, CommandFactory, Parser};
+use rustix::fs::{SeekFrom, seek, tell};
 
 use super::Arguments;
 use super::options::CommonOptions;
@@ -14,7 +16,7 @@ use super::words::check_rails;
 use crate::control::frames::COMMAND_BYTES_MAX;
 use crate::control::launch::{AGENT, Launcher};
 use crate::fault::{Exit, Failure, errno_of, escaped, os};
-use crate::fs::standard;
+use crate::fs::{source, standard};
 use crate::job::Setup;
 use crate::job::launching::{AgentChoice, Otherwise};
 use crate::job::shell::{self, Call, LOGIN_SHELL_BYTES, Ran};
@@ -130,7 +132,12 @@ fn call(arguments: ShellArguments) -> Result<(), Failure> {
         return Err(Failure::new(Exit::Usage, reason));
     }
     let command = arguments.command.join(OsStr::new(" ")).into_vec();
-    let mut console = Console { is_verbose: arguments.ssh.is_verbose() };
+    let is_verbose = arguments.ssh.is_verbose();
+    let remark = |line: &str| {
+        if is_verbose {
+            super::say(&format!("rdsh: {line}"));
+        }
+    };
     let asked = arguments.ssh.asks_ssh();
     let reason = match (&asked, &arguments.host) {
         (Some(reason), _) => reason,
@@ -139,21 +146,23 @@ fn call(arguments: ShellArguments) -> Result<(), Failure> {
         (None, Some(_)) if command.len() + LOGIN_SHELL_BYTES > COMMAND_BYTES_MAX => "COMMAND is too long for an agent",
         (None, Some(host)) => {
             let call = Call {
-                setup: arguments.setup(launcher, console.is_verbose),
+                setup: arguments.setup(launcher, is_verbose),
                 host: host.clone(),
                 command,
                 has_input: has_input(&arguments.ssh),
                 has_output: standard::named_output().is_ok(),
                 transfer: &TransferOptions { prompt: true, ..arguments.transfer.clone() },
+                pass_on: crate::standard_error::write,
+                remark: &remark,
             };
-            match shell::run(call, &mut console)? {
+            match shell::run(call)? {
                 Ran::Ended(0) => return Ok(()),
                 Ran::Ended(code) => return Err(Failure::silent(Exit::Stage(code))),
                 Ran::NoAgent(failure) => &failure.message.unwrap_or_default(),
             }
         }
     };
-    shell::Observer::remark(&mut console, &format!("left to {program}: {reason}"));
+    remark(&format!("left to {program}: {reason}"));
     Err(arguments.become_ssh())
 }
 
@@ -213,32 +222,28 @@ impl ShellArguments {
             ssh.arg("--");
         }
         ssh.args(&self.command);
+        if let Some(input) = input_anew() {
+            ssh.stdin(input);
+        }
         super::log::finish();
         let errno = os(errno_of(&ssh.exec()));
         Failure::new(Exit::Connect, format!("cannot run {}: {errno}; see --rsh", escaped(OsStr::new(&words[0]))))
     }
 }
 
+/// Opens standard input once more, at the same place, if it is a file that `rdsh` itself would read by position. ssh
+/// would take the list of hosts from a loop. `None` for all else, and if the file cannot be opened again.
+fn input_anew() -> Option<File> {
+    let input = standard::input().ok()?;
+    source::steady(&input).ok()??;
+    let anew = File::open("/proc/self/fd/0").ok()?;
+    seek(&anew, SeekFrom::Start(tell(&input).ok()?)).ok()?;
+    Some(anew)
+}
+
 /// Whether there is a standard input for the command.
 fn has_input(ssh: &SshOptions) -> bool {
     !ssh.has_no_input() && standard::named_input().is_ok() && !standard::is_null(std::io::stdin())
-}
-
-/// Standard error, shared by the command and `rdsh` itself.
-struct Console {
-    is_verbose: bool,
-}
-
-impl shell::Observer for Console {
-    fn pass_on(&mut self, bytes: &[u8]) {
-        crate::standard_error::write(bytes);
-    }
-
-    fn remark(&mut self, line: &str) {
-        if self.is_verbose {
-            super::say(&format!("rdsh: {line}"));
-        }
-    }
 }
 
 #[cfg(test)]

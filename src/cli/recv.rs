@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use super::Arguments;
 use super::key;
 use super::options::{KeyOptions, ReportOptions, check_file, may_be_key, parse_port_or_hide};
-use super::report::{Moved, NonBlocking, Reporter, Terminal, here, reported};
+use super::report::{Kept, Moved, NonBlocking, Reporter, Terminal, here, reported};
 use super::send::{EXIT_CODES, check_transport};
 use super::words::{not_listening, too_many_guesses};
 use crate::agent::words;
@@ -119,7 +119,7 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
         standard::guard_terminal(false);
     }
     let moved = file.as_ref().map_or(Moved::Output, |path| Moved::File("FILE", Path::new(path)));
-    reported("rdrecv", &arguments.report, &[moved], |reporter| {
+    reported("rdrecv", &arguments.report, &[moved], &Kept::default(), |reporter| {
         let to = file.as_ref().map_or_else(|| standard::OUTPUT.to_owned(), |path| escaped(path));
         reporter.record(|record| record.route = [vec![("the sender".to_owned(), String::new())], vec![here(to)]]);
         let ended = transfer(&arguments, reporter, port, key, file.as_ref())?;
@@ -133,6 +133,9 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
     })
 }
 
+/// How often `rdrecv` looks, while it waits for a sender, whether its standard output still has a reader.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
 /// Error message for data that is not text when standard output is a terminal.
 const BINARY: &str = "not writing binary data to a terminal: name a FILE or redirect standard output; to write it \
     anyway, give - as FILE, as in rdrecv 0 - -";
@@ -145,13 +148,10 @@ fn transfer(
     file: Option<&OsString>,
 ) -> Result<session::Ended, Failure> {
     // Before any sender connects, this checks that the destination can be written. Nothing is created yet.
-    let target = match file {
-        Some(path) => Some(Target::prepare(Path::new(path)).map_err(|fact| unwritable(&fact))?),
-        None => {
-            standard::named_output().map_err(|fact| words::destination(&fact))?;
-            None
-        }
-    };
+    match file {
+        Some(path) => drop(Target::prepare(Path::new(path)).map_err(|fact| unwritable(&fact))?),
+        None => drop(standard::named_output().map_err(|fact| words::destination(&fact))?),
+    }
     check_transport(&arguments.transfer)?;
     let (key, generated) = key::given_or_made(key, &arguments.key)?;
     key::warn_of_readers("rdrecv", &arguments.key, arguments.report.quiet);
@@ -177,7 +177,7 @@ fn transfer(
     // Why no session began with the last sender that had KEY.
     let mut failed: Option<Failure> = None;
     loop {
-        let next = next_sender(&events, deadline, arguments.report.is_verbose(), &mut strangers)?;
+        let next = next_sender(&events, deadline, file.is_none(), arguments.report.is_verbose(), &mut strangers)?;
         // The session takes signals itself.
         drop(taking);
         let Some(first) = next else {
@@ -211,7 +211,11 @@ fn transfer(
             takes_signals: true,
             reports_for_both: true,
         };
-        let make_work = |_chunk_bytes| Work::receive(target.as_ref()).map_err(NoWork::from);
+        let make_work = |_chunk_bytes| {
+            // FILE may be something else by now, because the wait has no limit.
+            let target = file.map(|path| Target::prepare(Path::new(path))).transpose()?;
+            Work::receive(target.as_ref()).map_err(NoWork::from)
+        };
         match session.run(first, make_work) {
             Ok(ended) => return Ok(ended),
             Err(not_begun) if !not_begun.is_peers => return Err(words::not_begun(&not_begun)),
@@ -260,17 +264,26 @@ fn take_signals(post: &Sender<Event>) -> Result<Forwarding, Failure> {
     })
 }
 
-/// Waits for a sender. `None` if no sender has come by the deadline. Counts connections with another key in
-/// `strangers`.
+/// Waits for a sender. `None` if no sender has come by the deadline. Ends if the data would go to standard output, and
+/// nobody reads that any more. Counts connections with another key in `strangers`.
 fn next_sender(
     events: &Receiver<Event>,
     deadline: Option<Instant>,
+    to_output: bool,
     verbose: bool,
     strangers: &mut u32,
 ) -> Result<Option<FirstLane>, Failure> {
+    let mut look = to_output.then(|| Instant::now() + LOOK_EVERY);
     loop {
-        let event = match deadline {
-            Some(deadline) => events.recv_deadline(deadline).ok(),
+        if look.is_some_and(|look| Instant::now() >= look) {
+            // As in `rdrecv | command`, where the command has failed at once.
+            if standard::is_unread(std::io::stdout()) {
+                return Err(Failure::silent(Exit::SinkClosed));
+            }
+            look = Some(Instant::now() + LOOK_EVERY);
+        }
+        let event = match deadline.into_iter().chain(look).min() {
+            Some(until) => events.recv_deadline(until).ok(),
             None => events.recv().ok(),
         };
         match event {
@@ -293,8 +306,8 @@ fn next_sender(
             }
             Some(Event::Signal(libc::SIGTSTP)) => signals::stop_here(),
             Some(Event::Signal(number)) => return Err(Failure::silent(Exit::Signal(number as u8))),
-            Some(_) => {}
-            None => return Ok(None),
+            None if deadline.is_some_and(|deadline| Instant::now() >= deadline) => return Ok(None),
+            Some(_) | None => {}
         }
     }
 }

@@ -60,6 +60,10 @@ use crate::transport::Medium;
 /// Shortest transfer for which the limiter is printed. For a shorter transfer it says nothing.
 const LIMITED_SECONDS_MIN: f64 = 0.5;
 
+/// How remarks end that are printed with `--quiet`, too: all was copied, but less is kept, or more is stored, than the
+/// user expects. The words are those of `agent/tree.rs`.
+const WARNINGS: [&str; 2] = ["; nothing is linked to it", ", which the file system of DST does not support"];
+
 /// What messages call the output of `--json` and `--report`, and that of `--trace`.
 const REPORT: &str = "report";
 const TRACE: &str = "trace";
@@ -210,8 +214,9 @@ impl job::Observer for Console<'_> {
     fn remark(&mut self, line: &str) {
         self.reporter.happened(Weight::Plain, line);
         let is_new = self.remarks.borrow_mut().is_new(line) || self.reporter.options.is_verbose();
+        let is_warning = WARNINGS.iter().any(|end| line.ends_with(end));
         match &mut self.terminal {
-            _ if self.reporter.options.quiet || !is_new => {}
+            _ if self.reporter.options.quiet && !is_warning || !is_new => {}
             Some(terminal) => terminal.area.say(line),
             None => super::say(&format!("{}: {line}", self.name)),
         }
@@ -321,7 +326,7 @@ impl Observer for Recording {
             self.peer = escaped(peer.as_ref());
         }
         {
-            let mut record = self.record.lock().expect("no panic with it locked");
+            let mut record = crate::locked(&self.record);
             match &event {
                 SessionEvent::Progress(counters, waits) => {
                     record.measured_here(&self.peer, self.side, counters.bytes, *waits);
@@ -356,25 +361,16 @@ pub(crate) fn here(path: String) -> (String, String) {
     (format!("{} (this host)", escaped(name.as_ref())), path)
 }
 
-/// Runs the transfer of `command` and reports the outcome, even if no session began.
+/// Runs the transfer of `command` and reports the outcome, even if no session began. `kept`: as for
+/// [`Reporter::open`].
 pub(crate) fn reported(
-    command: &'static str,
-    options: &ReportOptions,
-    moved: &[Moved<'_>],
-    transfer: impl FnOnce(&Reporter<'_>) -> Result<Ended, Failure>,
-) -> Result<(), Failure> {
-    reported_again(command, options, moved, &Kept::default(), transfer)
-}
-
-/// Does the same for one of several transfers, of which the later ones continue the report of `--json`.
-pub(crate) fn reported_again(
     command: &'static str,
     options: &ReportOptions,
     moved: &[Moved<'_>],
     kept: &Kept,
     transfer: impl FnOnce(&Reporter<'_>) -> Result<Ended, Failure>,
 ) -> Result<(), Failure> {
-    let reporter = Reporter::open_again(command, options, moved, kept)?;
+    let reporter = Reporter::open(command, options, moved, kept)?;
     let (figures, failure, copied) = match transfer(&reporter) {
         Ok(Ended { figures, failure, copied, .. }) => (Some(figures), failure, copied),
         Err(failure) => (None, Some(failure), None),
@@ -405,21 +401,13 @@ pub struct Reporter<'a> {
 }
 
 impl<'a> Reporter<'a> {
-    /// Opens the destinations of the reports.
+    /// Opens the destinations of the reports. Continues the report of `--json` that is `kept`, if any, and else keeps
+    /// it.
     ///
     /// # Errors
     ///
     /// Exit code 1 if a destination cannot be opened, or is also a file or stream that the command moves.
     pub(crate) fn open(
-        command: &'static str,
-        options: &'a ReportOptions,
-        moved: &[Moved<'_>],
-    ) -> Result<Self, Failure> {
-        Self::open_again(command, options, moved, &Kept::default())
-    }
-
-    /// Does the same, but continues the report of `--json` that is `kept`, if any, and else keeps it.
-    fn open_again(
         command: &'static str,
         options: &'a ReportOptions,
         moved: &[Moved<'_>],
@@ -473,7 +461,7 @@ impl<'a> Reporter<'a> {
     /// Records something for `--report` and `--trace`, if they were asked for.
     pub(crate) fn record(&self, keep: impl FnOnce(&mut Record)) {
         if let Some(record) = &self.record {
-            keep(&mut record.lock().expect("no panic with it locked"));
+            keep(&mut crate::locked(record));
         }
     }
 
@@ -516,7 +504,7 @@ impl<'a> Reporter<'a> {
         let told = if is_left { Ok(()) } else { self.last(&event) };
         let json::Event::End(end) = &event else { return told };
         let Some(record) = &self.record else { return told };
-        let record = record.lock().expect("no panic with it locked");
+        let record = crate::locked(record);
         if is_refused && (is_left || self.sink.is_none()) {
             return told;
         }

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use super::Arguments;
 use super::key;
 use super::options::{KeyOptions, ReportOptions, check_file, may_be_key, parse_port_or_hide};
-use super::report::{Moved, NonBlocking, Reporter, Terminal, here, reported};
+use super::report::{Kept, Moved, NonBlocking, Reporter, Terminal, here, reported};
 use super::words::{check_rails, unreached};
 use crate::agent::words;
 use crate::engine::link::LinkError;
@@ -157,7 +157,7 @@ fn send(mut arguments: SendArguments) -> Result<(), Failure> {
     check_file(file.as_ref())?;
     let source = file.as_ref().filter(|path| *path != "-");
     let moved = source.map_or(Moved::Input, |path| Moved::File("FILE", Path::new(path)));
-    reported("rdsend", &arguments.report, &[moved], |reporter| {
+    reported("rdsend", &arguments.report, &[moved], &Kept::default(), |reporter| {
         let from = file.as_ref().map_or_else(|| standard::INPUT.to_owned(), |path| escaped(path));
         let to = format!("port {port}");
         reporter.record(|record| record.route = [vec![here(from)], vec![(escaped(host), to)]]);

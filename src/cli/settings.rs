@@ -160,7 +160,7 @@ impl fmt::Display for Origin {
 #[derive(Clone, Debug)]
 struct Setting {
     key: String,
-    /// The words that set the value on a command line; none for a switch that is off.
+    /// The words that set the value on a command line; none for a switch that is off, or an option that is not given.
     words: Vec<OsString>,
     origin: Origin,
     /// Number of the section of a file, or of the part before the sections, the strongest first.
@@ -206,7 +206,8 @@ impl Settings {
         let usage = |line: String| Failure::new(Exit::Usage, line);
         let mut entries = Vec::new();
         for path in &sources.files {
-            let read = file::read(path).map_err(usage)?;
+            let is_of_home = !sources.are_named && *path != PathBuf::from(SYSTEM).join(BELOW);
+            let read = file::read(path, is_of_home).map_err(usage)?;
             if read.is_none() && sources.are_named {
                 let name = escaped(path.as_os_str());
                 return Err(usage(format!(
@@ -351,18 +352,22 @@ fn parse(command: &mut Command, words: &[OsString]) -> Result<(ArgMatches, Vec<S
 /// files that cannot be used.
 pub(super) fn hosts() -> Vec<OsString> {
     let files = Sources::of_process().files;
-    let entries = files.iter().filter_map(|path| file::read(path).ok().flatten()).flatten();
+    let entries = files.iter().filter_map(|path| file::read(path, true).ok().flatten()).flatten();
     let sections = entries.filter_map(|entry| entry.hosts).filter(|hosts| !hosts.contains(['*', '?']));
     sections.flat_map(|hosts| expand(OsStr::new(&hosts)).unwrap_or_default()).collect()
 }
 
-/// Returns why `quiet` is ignored. Typed beside these options, it counts.
+/// Returns why `quiet`, or what it silences, is ignored. Of settings, the stronger counts. Typed, `quiet` does.
 fn silenced(given: &ArgMatches, key: &str) -> Option<String> {
     let is_given = |option: &&&str| {
         given.try_contains_id(option).unwrap_or(false) && given.value_source(option) == Some(ValueSource::CommandLine)
     };
-    let option = ["verbose", "progress"].iter().find(is_given).filter(|_| key == "quiet")?;
-    Some(format!("--{option} is given"))
+    let others: &[&str] = match key {
+        "quiet" => &["verbose", "progress"],
+        "verbose" | "progress" => &["quiet"],
+        _ => &[],
+    };
+    others.iter().find(is_given).map(|option| format!("--{option} is given or set"))
 }
 
 /// Returns why a setting is ignored that a stronger one, or a typed option, overrides.
@@ -432,6 +437,8 @@ fn words_of(option: &Arg, key: &str, value: &Value) -> Result<Vec<OsString>, Str
     let may_be_bare = !action.takes_values() || option.get_num_args().is_some_and(|count| count.min_values() == 0);
     match (value, action) {
         (Value::Switch(is_on), _) if may_be_bare => Ok(is_on.then(switch).into_iter().collect()),
+        // The value of a weaker place does not count then. Where there is a default, `false` could be meant as a value.
+        (Value::Switch(false), _) if option.get_default_values().is_empty() => Ok(Vec::new()),
         (Value::Switch(_), _) => Err(format!("{key} takes a value, in quotes unless it is a number")),
         (Value::Text(text), ArgAction::Count) => {
             let count: u8 = text.parse().map_err(|_| format!("{key} takes a small number"))?;

@@ -26,7 +26,7 @@ const RECONNECT: Usual = ("reconnect", "Seconds to wait for a lost connection");
 const KEY_FILE: Usual = ("key_file", "Read KEY from the first line of FILE");
 const PORTS: Usual = ("port_range", "Ports to listen on");
 const VERBOSE: Usual = ("verbose", "Print the data's route and what limited it");
-const QUIET: Usual = ("quiet", "Print errors only");
+const QUIET: Usual = ("quiet", "Print only errors and warnings");
 const PROGRESS: Usual = ("progress", "Show progress even without a terminal");
 const JSON: Usual = ("json", "Report as JSON, to standard output or FILE");
 

@@ -42,10 +42,11 @@ pub(super) fn run(
     mut copy: impl FnMut(Option<Only>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     check(sources, written)?;
-    let start = || SourceWatch::start(setup.clone(), sources, is_one_system);
+    let start = || SourceWatch::start(setup.clone(), sources, is_one_system, &say);
     let mut watch = start()?;
     // A failure is not reported again until a copy has been made, or another failure has been reported.
     let (mut touched, mut has_copied, mut lost, mut said) = (None, false, 0, None);
+    let mut is_watched = true;
     loop {
         let copied = copy(touched.replace(BTreeSet::new()).map(entries_of));
         watch.forget_stops();
@@ -66,25 +67,31 @@ pub(super) fn run(
             (has_copied, lost, said) = (true, 0, None);
             waiting();
             failure = gather(&mut watch, &mut touched)?;
+            is_watched = failure.is_none();
         }
         // Repeats until the source is watched again.
         while let Some(Failure { message, exit, .. }) = failure.take() {
             touched = None;
             let pause = Duration::from_secs(PAUSES[lost.min(PAUSES.len() - 1)]);
             lost += 1;
-            if said != message {
+            let is_new = said != message;
+            if is_new {
                 tell(message.as_deref());
                 said = message;
             }
-            say(&format!("trying again in {} s", pause.as_secs()));
+            if is_new || is_pause_told(lost) {
+                say(&format!("trying again in {} s", pause.as_secs()));
+            }
             watch.rest(pause)?;
-            // The source has not been lost. There may be no room for a second watch of all of it.
-            if exit == Exit::Destination {
+            is_watched &= exit != Exit::Source && watch.is_there();
+            if is_watched {
                 break;
             }
+            // There may be no room for a second watch of all of SRC.
+            watch.end()?;
             match start() {
-                Ok(started) => watch = started,
-                Err(error) if is_loss(&error) => {
+                Ok(started) => (watch, is_watched) = (started, true),
+                Err(error) if is_loss(&error) || is_shortage(&error) => {
                     // A login that was stopped has stopped this process already.
                     watch.forget_stops();
                     failure = Some(error);
@@ -93,6 +100,12 @@ pub(super) fn run(
             }
         }
     }
+}
+
+/// Whether the pause before this attempt is told, although the failure was reported before: only until all further
+/// pauses are equal, so that an outage of days does not fill a log.
+fn is_pause_told(attempt: usize) -> bool {
+    attempt <= PAUSES.len()
 }
 
 /// Prints what has failed. A failure without a message has been reported by the copy.
@@ -128,14 +141,21 @@ fn gather(watch: &mut SourceWatch, touched: &mut Touched) -> Result<Option<Failu
 /// Whether a failure may be temporary: a host is lost, SRC is missing, as it is while it is being replaced, or there is
 /// no room at DST.
 fn is_loss(failure: &Failure) -> bool {
-    let errno = failure.site.as_ref().map_or(0, |site| site.errno);
-    let is_one_of = |errors: &[Errno]| errors.iter().any(|error| error.raw_os_error() == errno);
     match failure.exit {
         Exit::Connect | Exit::LinkLost => true,
-        Exit::Source => is_one_of(&[Errno::NOENT]),
-        Exit::Destination => is_one_of(&[Errno::NOSPC, Errno::DQUOT]),
+        Exit::Source => has_errno(failure, &[Errno::NOENT]),
+        Exit::Destination => has_errno(failure, &[Errno::NOSPC, Errno::DQUOT]),
         _ => false,
     }
+}
+
+/// Whether there was no room for a watch. An agent that was cut off may keep the earlier one for a while.
+fn is_shortage(failure: &Failure) -> bool {
+    failure.exit == Exit::Source && has_errno(failure, &[Errno::NOSPC, Errno::MFILE])
+}
+
+fn has_errno(failure: &Failure, errors: &[Errno]) -> bool {
+    failure.site.as_ref().is_some_and(|site| errors.iter().any(|error| error.raw_os_error() == site.errno))
 }
 
 /// Whether nothing of SRC could be copied because of an entry, and the copy has said so: for example because SRC is one
@@ -183,6 +203,20 @@ mod tests {
         let with = |error: Errno| failure().about("h".as_ref(), b"from", error.raw_os_error());
         assert!(is_loss(&with(Errno::NOENT)) && is_loss(&Failure::new(Exit::LinkLost, "it")));
         assert!(!is_loss(&failure()) && !is_loss(&with(Errno::NOSPC)) && !is_loss(&with(Errno::ACCESS)));
+    }
+
+    #[test]
+    fn room_for_a_watch_may_come_back() {
+        let with = |exit, error: Errno| Failure::new(exit, "it").about("h".as_ref(), b"", error.raw_os_error());
+        assert!([Errno::NOSPC, Errno::MFILE].into_iter().all(|error| is_shortage(&with(Exit::Source, error))));
+        assert!(!is_shortage(&with(Exit::Source, Errno::ACCESS)) && !is_shortage(&with(Exit::Usage, Errno::NOSPC)));
+        assert!(!is_shortage(&Failure::new(Exit::Source, "it")));
+    }
+
+    #[test]
+    fn each_pause_is_told_once() {
+        let told: Vec<usize> = (1..1440).filter(|&attempt| is_pause_told(attempt)).collect();
+        assert_eq!(told, [1, 2, 3, 4, 5, 6]);
     }
 
     #[test]

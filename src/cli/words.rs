@@ -35,7 +35,8 @@ pub(crate) fn unreached(error: &LinkError, peer: &str, program: &str) -> Failure
         LinkError::Handshake(HandshakeError::VersionMismatch { ours, theirs }) => Failure::new(
             Exit::Protocol,
             format!(
-                "{peer} speaks protocol version {theirs}, this program {ours}; install the same release at both ends"
+                "{peer} speaks protocol version {theirs}, this program {ours}; install the same release at both ends, \
+                 and restart {program} if it was started before"
             ),
         ),
         LinkError::Handshake(_) | LinkError::Frame(_) | LinkError::Control(_) | LinkError::Unexpected => {
@@ -170,6 +171,15 @@ mod tests {
             assert!(line.contains("damaged in transit") && line.contains("a different KEY"), "{line}");
             assert!(!line.contains("release"), "{line}");
         }
+    }
+
+    /// A receiver that waits goes on as the program that was started.
+    #[test]
+    fn after_an_upgrade_the_receiver_is_to_be_restarted() {
+        let [theirs, ours] = [1, 2].map(|major| rd_proto::handshake::Version { major, minor: 0 });
+        let error = LinkError::Handshake(HandshakeError::VersionMismatch { ours, theirs });
+        let line = unreached(&error, "h", "rdrecv").message.expect("a line");
+        assert!(line.contains("restart rdrecv") && line.contains("same release"), "{line}");
     }
 
     #[test]

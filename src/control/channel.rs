@@ -16,6 +16,9 @@ use super::frames::{LENGTH_BYTES, MAGIC, Message, MessageError, NOISE_BYTES_MAX,
 /// Maximum number of log lines that wait to be written.
 pub const LINES_WAITING_MAX: usize = 1024;
 
+/// Maximum number of states that wait to be written: see [`Message::is_passing`].
+pub const STATES_WAITING_MAX: usize = 1024;
+
 /// An agent that has had nothing to send for this long sends STILL_HERE.
 pub const BEAT: Duration = Duration::from_secs(15);
 
@@ -62,13 +65,16 @@ pub struct Outbox {
     waiting_bytes: Arc<AtomicUsize>,
     /// Number of log lines among them.
     waiting_lines: Arc<AtomicUsize>,
+    /// Number of states among them.
+    waiting_states: Arc<AtomicUsize>,
 }
 
 enum Item {
     /// A message, which may be the message with the key.
     Message {
         bytes: Zeroizing<Vec<u8>>,
-        is_line: bool,
+        /// The number of waiting messages in which this one is counted.
+        counter: Option<Arc<AtomicUsize>>,
     },
     /// Answered when all earlier items have been written.
     Flush(Sender<()>),
@@ -90,8 +96,6 @@ impl Outbox {
         let (sender, queue) = unbounded();
         let waiting_bytes = Arc::new(AtomicUsize::new(0));
         let waiting = Arc::clone(&waiting_bytes);
-        let waiting_lines = Arc::new(AtomicUsize::new(0));
-        let lines = Arc::clone(&waiting_lines);
         std::thread::Builder::new().name("messages".to_owned()).stack_size(128 << 10).spawn(move || {
             let mut still_here = Vec::new();
             Message::StillHere.encode(&mut still_here).expect("short");
@@ -106,10 +110,10 @@ impl Outbox {
                     None => queue.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 };
                 match item {
-                    Ok(Item::Message { bytes, is_line }) => {
+                    Ok(Item::Message { bytes, counter }) => {
                         write(&bytes);
                         waiting.fetch_sub(bytes.len(), Ordering::Relaxed);
-                        lines.fetch_sub(usize::from(is_line), Ordering::Relaxed);
+                        counter.map(|counter| counter.fetch_sub(1, Ordering::Relaxed));
                     }
                     Ok(Item::Flush(done)) => drop(done.send(())),
                     Err(RecvTimeoutError::Timeout) => write(&still_here),
@@ -117,7 +121,7 @@ impl Outbox {
                 }
             }
         })?;
-        Ok(Self { queue: sender, waiting_bytes, waiting_lines })
+        Ok(Self { queue: sender, waiting_bytes, waiting_lines: Arc::default(), waiting_states: Arc::default() })
     }
 
     /// Queues a message that is known to be short. If the message is too long, the stream is closed instead, so that
@@ -128,24 +132,29 @@ impl Outbox {
         }
     }
 
-    /// Queues a message. Returns false, without sending it, if it is longer than a message may be.
+    /// Queues a message. Returns false, without sending it, if it is longer than a message may be. A state is left out
+    /// if too many are waiting already: the reader may be stopped for days.
     pub fn try_send(&self, message: Message) -> bool {
-        self.put(&message, false)
+        if !message.is_passing() {
+            return self.put(&message, None);
+        }
+        self.waiting_states.load(Ordering::Relaxed) >= STATES_WAITING_MAX
+            || self.put(&message, Some(&self.waiting_states))
     }
 
     /// Queues a log line, unless too many lines are waiting already. Returns false if the line is dropped.
     pub fn try_send_line(&self, message: &Message) -> bool {
-        self.waiting_lines.load(Ordering::Relaxed) < LINES_WAITING_MAX && self.put(message, true)
+        self.waiting_lines.load(Ordering::Relaxed) < LINES_WAITING_MAX && self.put(message, Some(&self.waiting_lines))
     }
 
-    fn put(&self, message: &Message, is_line: bool) -> bool {
+    fn put(&self, message: &Message, counter: Option<&Arc<AtomicUsize>>) -> bool {
         let mut bytes = Zeroizing::new(Vec::new());
         if message.encode(&mut bytes).is_err() {
             return false;
         }
         self.waiting_bytes.fetch_add(bytes.len(), Ordering::Relaxed);
-        self.waiting_lines.fetch_add(usize::from(is_line), Ordering::Relaxed);
-        let _ = self.queue.send(Item::Message { bytes, is_line });
+        counter.map(|counter| counter.fetch_add(1, Ordering::Relaxed));
+        let _ = self.queue.send(Item::Message { bytes, counter: counter.cloned() });
         true
     }
 
@@ -299,6 +308,27 @@ mod tests {
         drop(read);
         outbox.flush(Duration::from_secs(20));
         assert_eq!(outbox.waiting_bytes(), 0, "a stream that is broken keeps nothing");
+    }
+
+    #[test]
+    fn states_that_nobody_reads_are_bounded() {
+        let (mut read, write) = std::io::pipe().expect("a pipe");
+        let outbox = Outbox::start(write, b"", None).expect("a thread");
+        let state = |bytes| {
+            let state = Message::Progress { bytes, waits: crate::engine::Waits::default(), tree: None };
+            state.for_end(7).expect("short")
+        };
+        assert!((0..100_000).all(|bytes| outbox.try_send(state(bytes))));
+        assert!(outbox.waiting_states.load(Ordering::Relaxed) <= STATES_WAITING_MAX);
+        // Any other message comes, and so do states once there is room again.
+        outbox.send(Message::FoundAll);
+        let mut came = 0;
+        while receive(&mut read).expect("a message") != Message::FoundAll {
+            came += 1;
+        }
+        assert!((STATES_WAITING_MAX..20_000).contains(&came), "{came}");
+        outbox.send(state(1));
+        assert_eq!(receive(&mut read).expect("a message"), state(1));
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub use tree::{
 
 use minicbor::{Decode, Decoder, Encode};
 use rd_proto::session::Notice;
-use zeroize::Zeroize;
+use zeroize::{Zeroize, ZeroizeOnDrop};
 
 use crate::engine::Waits;
 use crate::options::{TransferOptions, TreeOptions};
@@ -57,6 +57,9 @@ pub const LENGTH_BYTES: usize = 4;
 
 /// Lowest number of an optional message: an end that does not know the message may skip it.
 pub const OPTIONAL_FROM: u64 = 1000;
+
+/// Number of [`Message::Progress`].
+const PROGRESS: u64 = 15;
 
 /// Major version of this protocol. Ends of the same major understand each other.
 pub const MAJOR: u32 = 2;
@@ -231,7 +234,7 @@ pub enum Job {
 }
 
 /// Key of one session: 256 random bits, wiped when dropped and never printed.
-#[derive(Clone, PartialEq, Eq, Encode, Decode)]
+#[derive(Clone, PartialEq, Eq, Encode, Decode, ZeroizeOnDrop)]
 pub struct SessionKey(#[cbor(n(0), with = "minicbor::bytes")] pub [u8; 32]);
 
 impl fmt::Debug for SessionKey {
@@ -240,27 +243,15 @@ impl fmt::Debug for SessionKey {
     }
 }
 
-impl Drop for SessionKey {
-    fn drop(&mut self) {
-        self.0.zeroize();
-    }
-}
-
 /// A message's bytes inside another message. They may contain the key,
 /// so they are wiped when dropped and never printed.
-#[derive(Clone, PartialEq, Eq, Encode, Decode)]
+#[derive(Clone, PartialEq, Eq, Encode, Decode, ZeroizeOnDrop)]
 #[cbor(transparent)]
 pub struct Inner(#[cbor(n(0), with = "minicbor::bytes")] Vec<u8>);
 
 impl fmt::Debug for Inner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Inner({} bytes)", self.0.len())
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        self.0.zeroize();
     }
 }
 
@@ -677,11 +668,26 @@ impl Message {
     pub fn is_tunnel(&self) -> bool {
         matches!(self, Self::TunnelOpen(_) | Self::TunnelData { .. } | Self::TunnelCredit { .. } | Self::TunnelClose(_))
     }
+
+    /// Whether the message is a state, which the next one replaces.
+    pub fn is_passing(&self) -> bool {
+        match self {
+            Self::Progress { .. } => true,
+            Self::ForEnd { message, .. } => number_of(&message.0) == Some(PROGRESS),
+            _ => false,
+        }
+    }
 }
 
 fn may_skip(bytes: &[u8]) -> bool {
+    number_of(bytes).is_some_and(|number| number >= OPTIONAL_FROM)
+}
+
+/// Returns the number of an encoded message.
+fn number_of(bytes: &[u8]) -> Option<u64> {
     let mut decoder = Decoder::new(bytes);
-    matches!(decoder.array(), Ok(Some(2))) && decoder.u64().is_ok_and(|number| number >= OPTIONAL_FROM)
+    decoder.array().ok().flatten().filter(|&items| items == 2)?;
+    decoder.u64().ok()
 }
 
 /// Decodes the length in front of a message.

@@ -10,7 +10,7 @@
 use std::ffi::OsString;
 use std::fs::{DirBuilder, Permissions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -108,14 +108,16 @@ pub enum JoinError {
     Io(String),
 }
 
-/// Returns the directories in which copies of this user may listen. A copy listens in the first of them. `runtime`: the
-/// value of XDG_RUNTIME_DIR.
+/// Returns the directories in which copies of this user may listen. A copy listens in the first of them that only this
+/// user can access. `runtime`: the value of XDG_RUNTIME_DIR.
 fn directories(runtime: Option<OsString>) -> Vec<PathBuf> {
     let uid = geteuid().as_raw();
     let given = runtime.map(PathBuf::from).filter(|path| path.is_absolute());
     let runtimes = given.into_iter().chain([PathBuf::from(format!("/run/user/{uid}"))]);
-    // A batch job inherits the variable from a login node, but its own node may lack the directory.
-    let own = runtimes.filter(|path| path.is_dir()).map(|path| path.join("rdma-pipe"));
+    // A batch job inherits the variable from a login node, but its own node may lack the directory. Under su(1) it is
+    // another user's, who could not remove what this user made there.
+    let is_own = |path: &PathBuf| path.metadata().is_ok_and(|found| found.is_dir() && found.uid() == uid);
+    let own = runtimes.filter(is_own).map(|path| path.join("rdma-pipe"));
     own.chain([std::env::temp_dir().join(format!("rdma-pipe-{uid}"))]).collect()
 }
 
@@ -184,9 +186,22 @@ impl JoinListener {
     ///
     /// A sentence for the user.
     pub fn start(number: u32, take: impl Fn(Joiner) -> bool + Send + 'static) -> Result<Self, String> {
-        let directories = directories(std::env::var_os(RUNTIME_VARIABLE));
-        made(&directories[0])?;
-        Self::start_in(&directories[0], &format!("{number:08x}"), take)
+        Self::start_in_any(&directories(std::env::var_os(RUNTIME_VARIABLE)), &format!("{number:08x}"), take)
+    }
+
+    fn start_in_any(
+        directories: &[PathBuf],
+        name: &str,
+        take: impl Fn(Joiner) -> bool + Send + 'static,
+    ) -> Result<Self, String> {
+        let mut refused = None;
+        for directory in directories {
+            match made(directory) {
+                Ok(()) => return Self::start_in(directory, name, take),
+                Err(reason) => _ = refused.get_or_insert(reason),
+            }
+        }
+        Err(refused.unwrap_or_default())
     }
 
     fn start_in(directory: &Path, name: &str, take: impl Fn(Joiner) -> bool + Send + 'static) -> Result<Self, String> {
@@ -437,13 +452,19 @@ mod tests {
         assert!(!socket_of(&directory, NAME).exists());
     }
 
-    /// The variable may name a directory of another host. A relative one would depend on where a command is started.
+    /// The variable may name a directory of another host or user. A relative one would depend on where a command is
+    /// started.
     #[test]
-    fn a_runtime_directory_that_is_missing_is_ignored() {
+    fn a_runtime_directory_that_is_not_there_or_not_ours_is_ignored() {
         let scratch = tempfile::tempdir().expect("a directory");
         let others = directories(None);
         assert!(!others.is_empty());
-        for ignored in [scratch.path().join("missing"), PathBuf::from("src")] {
+        let foreign = if geteuid().is_root() { scratch.path().join("foreign") } else { PathBuf::from("/") };
+        if geteuid().is_root() {
+            std::fs::create_dir(&foreign).expect("a directory");
+            std::os::unix::fs::chown(&foreign, Some(65_534), None).expect("root may");
+        }
+        for ignored in [scratch.path().join("missing"), PathBuf::from("src"), foreign] {
             assert_eq!(directories(Some(ignored.into_os_string())), others);
         }
         let all = directories(Some(scratch.path().as_os_str().to_owned()));
@@ -468,6 +489,18 @@ mod tests {
         assert!(matches!(ask(&all[..3]), Err(JoinError::NoJob)));
         assert!(matches!(ask(&all[..2]), Err(JoinError::Io(reason)) if reason.contains("0700")));
         assert!(matches!(ask(&all[..1]), Err(JoinError::NoJob)));
+    }
+
+    #[test]
+    fn a_copy_listens_in_the_first_directory_that_is_its_own() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let [open, own] = ["open", "own"].map(|name| scratch.path().join(name));
+        std::fs::create_dir(&open).expect("a directory");
+        std::fs::set_permissions(&open, Permissions::from_mode(0o755)).expect("ours");
+        let start = |directories: &[PathBuf]| JoinListener::start_in_any(directories, NAME, |_| true);
+        assert!(start(std::slice::from_ref(&open)).is_err_and(|reason| reason.contains("0700")));
+        let _listener = start(&[open.clone(), own.clone()]).expect("the second is made");
+        assert!(socket_of(&own, NAME).exists() && !socket_of(&open, NAME).exists());
     }
 
     /// A requester that sends nothing, or too much, is not waited for. The next one is heard.

@@ -26,7 +26,7 @@ use crate::standard_error;
 
 mod kinds;
 
-use kinds::{Kind, SRUN, template_words, words_of};
+use kinds::{Kind, SRUN, SRUN_NOT_OURS, template_words, words_of};
 
 /// Name of the program that runs on the other host unless another one is given.
 pub const AGENT: &str = "rdma-pipe-agent";
@@ -142,6 +142,9 @@ impl Launcher {
         // terminal is not meant for it.
         if matches!(self.kind, Kind::Slurm) {
             command_line.process_group(0);
+            for name in SRUN_NOT_OURS {
+                command_line.env_remove(name);
+            }
         }
         // The keys that interrupt and quit are meant for this process, which has the agents finish and report what is
         // left. An ssh that they ended would be gone by then.
@@ -191,24 +194,13 @@ fn without_secret(option: &OsStr) -> OsString {
 /// special to a shell are quoted. A leading `~/` is left to that shell.
 pub fn agent_command(path: &OsStr) -> OsString {
     let bytes = path.as_bytes();
-    let (home, rest) = match bytes.strip_prefix(b"~/") {
-        Some(rest) => (&b"~/"[..], rest),
-        None => (&b""[..], bytes),
-    };
+    let (home, rest) = bytes.split_at(if bytes.starts_with(b"~/") { 2 } else { 0 });
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_./+,:@%".contains(byte);
     if rest.iter().all(plain) {
         return path.to_owned();
     }
-    let mut quoted = home.to_vec();
-    quoted.push(b'\'');
-    for &byte in rest {
-        match byte {
-            b'\'' => quoted.extend(b"'\\''"),
-            _ => quoted.push(byte),
-        }
-    }
-    quoted.push(b'\'');
-    OsString::from_vec(quoted)
+    let rest = rest.split(|&byte| byte == b'\'').collect::<Vec<_>>().join(&b"'\\''"[..]);
+    OsString::from_vec([home, b"'", &rest[..], b"'"].concat())
 }
 
 /// A running launcher.
@@ -354,7 +346,14 @@ impl Process {
 
     /// Reports whether its standard error has ended, so that all of its output has come.
     pub fn has_said_all(&self) -> bool {
-        self.complaints.0.lock().expect("no panic with it locked").is_over
+        crate::locked(&self.complaints.0).is_over
+    }
+
+    /// Reports whether, by its output that has not been passed on, a server or a jump host has closed ssh's connection
+    /// at once, which may have had too many others.
+    pub fn is_turned_away(&self) -> bool {
+        let held = crate::locked(&self.complaints.0);
+        held.launcher.is_turned_away(&String::from_utf8_lossy(&held.bytes))
     }
 
     /// Returns the reason from its output that has not been passed on: the last line that explains something.
@@ -398,7 +397,7 @@ impl Complaints {
         std::thread::Builder::new().name("launcher".to_owned()).stack_size(64 << 10).spawn(move || {
             let mut piece = [0; 4096];
             while let Ok(count @ 1..) = stream.read(&mut piece) {
-                let mut held = into.lock().expect("no panic with it locked");
+                let mut held = crate::locked(&into);
                 held.bytes.extend(&piece[..count]);
                 if held.bytes.len() > HELD_BYTES_MAX {
                     held.passes = Passes::All;
@@ -407,13 +406,13 @@ impl Complaints {
                 drop(held);
                 standard_error::write(&passed);
             }
-            into.lock().expect("no panic with it locked").is_over = true;
+            crate::locked(&into).is_over = true;
         })?;
         Ok(Self(held))
     }
 
     fn pass_on(&self, passes: Passes) {
-        let mut held = self.0.lock().expect("no panic with it locked");
+        let mut held = crate::locked(&self.0);
         held.passes = passes;
         let passed = held.take_passed();
         // The lock is released first, because writing may have to wait for a reader.
@@ -422,7 +421,7 @@ impl Complaints {
     }
 
     fn take_last_line(&self) -> Option<String> {
-        let mut held = self.0.lock().expect("no panic with it locked");
+        let mut held = crate::locked(&self.0);
         let bytes = std::mem::take(&mut held.bytes);
         let text = String::from_utf8_lossy(&bytes);
         let is_word = |line: &&str| line.contains(char::is_alphanumeric) && !held.launcher.is_noise(line);

@@ -99,7 +99,8 @@ fn search_up_to(pattern: &[u8], names_max: usize, mut take: impl FnMut(PathBuf))
     failures
 }
 
-fn is_pattern(bytes: &[u8]) -> bool {
+/// Reports whether a path may be a pattern.
+pub fn is_pattern(bytes: &[u8]) -> bool {
     bytes.iter().any(|byte| b"*?[".contains(byte))
 }
 

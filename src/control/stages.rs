@@ -179,7 +179,7 @@ impl Stages {
         let Some(held) = self.held.get(&stage) else { return };
         let Some(signal) = Signal::from_named_raw(i32::from(signal)) else { return };
         held.cut.store(true, Ordering::Release);
-        if let Some(guard) = &*held.guard.lock().expect("no panic with it locked") {
+        if let Some(guard) = &*crate::locked(&held.guard) {
             guard.signal(signal);
         }
     }
@@ -191,7 +191,7 @@ impl Stages {
             .held
             .drain()
             .inspect(|(_, held)| held.cut.store(true, Ordering::Release))
-            .filter_map(|(_, held)| held.guard.lock().expect("no panic with it locked").take())
+            .filter_map(|(_, held)| crate::locked(&held.guard).take())
             .collect();
         // The guards are dropped in parallel, because each takes some time.
         for guard in guards {
@@ -316,7 +316,7 @@ impl Run {
             .map_err(|error| Fault::plain(Exit::Connect.code(), format!("cannot start a guard: {error}")))?;
         let (guard, running) =
             started.map_err(|error| fault(CANNOT_RUN, "cannot run", Path::new(&words[0]), &error.into()))?;
-        let mut kept = self.guard.lock().expect("no panic with it locked");
+        let mut kept = crate::locked(&self.guard);
         // The request to end may have come before there was a guard.
         if self.cut.load(Ordering::Acquire) {
             guard.signal(Signal::TERM);
@@ -370,7 +370,7 @@ impl Run {
             None => running.wait(),
         };
         if end == Some(End::Exited(0))
-            && let Some(guard) = &mut *self.guard.lock().expect("no panic with it locked")
+            && let Some(guard) = &mut *crate::locked(&self.guard)
         {
             guard.ended();
         }
@@ -380,7 +380,7 @@ impl Run {
             None => {
                 self.cut.store(true, Ordering::Release);
                 // Dropping the guard ends the command, which would otherwise go on moving bytes.
-                drop(self.guard.lock().expect("no panic with it locked").take());
+                drop(crate::locked(&self.guard).take());
                 Err(Fault::plain(Exit::Connect.code(), "the guard process of the command was killed"))
             }
         }

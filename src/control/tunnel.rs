@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use flume::{Receiver, Sender, unbounded};
@@ -87,7 +87,7 @@ impl Tunnel {
 
     /// Lets the other end connect to this port of this host.
     pub fn serve(&self, port: u16) {
-        self.state().target = Some(port);
+        crate::locked(&self.state).target = Some(port);
     }
 
     /// Listens on loopback. A connection made there comes out at the other end's listener.
@@ -99,7 +99,7 @@ impl Tunnel {
         let listener = Arc::new(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?);
         let address = listener.local_addr()?;
         {
-            let mut state = self.state();
+            let mut state = crate::locked(&self.state);
             if self.is_closed() {
                 return Err(ErrorKind::NotConnected.into());
             }
@@ -113,7 +113,7 @@ impl Tunnel {
                     _ if tunnel.is_closed() => break,
                     // Every process on this host can connect, so no more connections are accepted than there may be
                     // lanes.
-                    Ok(_) if tunnel.state().connections.len() >= CONNECTIONS_MAX => {}
+                    Ok(_) if crate::locked(&tunnel.state).connections.len() >= CONNECTIONS_MAX => {}
                     Ok(stream) => {
                         let id = tunnel.next_id.fetch_add(1, Ordering::Relaxed);
                         tunnel.begin(id, stream, Some(Message::TunnelOpen(id)));
@@ -122,7 +122,7 @@ impl Tunnel {
                 }
             }
         });
-        spawned.inspect_err(|_| self.state().listener = None)?;
+        spawned.inspect_err(|_| crate::locked(&self.state).listener = None)?;
         Ok(address)
     }
 
@@ -131,7 +131,7 @@ impl Tunnel {
         match message {
             Message::TunnelOpen(id) => self.open(id),
             Message::TunnelData { id, bytes } => {
-                let mut state = self.state();
+                let mut state = crate::locked(&self.state);
                 let Some(connection) = state.connections.get_mut(&id) else { return };
                 connection.waiting_bytes = connection.waiting_bytes.saturating_add(bytes.len() as u32);
                 if connection.waiting_bytes > WINDOW_BYTES {
@@ -143,14 +143,14 @@ impl Tunnel {
                 }
             }
             Message::TunnelCredit { id, bytes } => {
-                let credit = self.state().connections.get(&id).map(|connection| Arc::clone(&connection.credit));
+                let credit = crate::locked(&self.state).connections.get(&id).map(|it| Arc::clone(&it.credit));
                 let Some(credit) = credit else { return };
-                let mut left = credit.bytes.lock().expect("no panic with it locked");
+                let mut left = crate::locked(&credit.bytes);
                 *left = left.saturating_add(bytes).min(WINDOW_BYTES);
                 credit.more.notify_one();
             }
             Message::TunnelClose(id) => {
-                if let Some(connection) = self.state().connections.get_mut(&id) {
+                if let Some(connection) = crate::locked(&self.state).connections.get_mut(&id) {
                     connection.inbound = None;
                 }
             }
@@ -160,7 +160,7 @@ impl Tunnel {
 
     fn open(self: &Arc<Self>, id: u32) {
         let target = {
-            let state = self.state();
+            let state = crate::locked(&self.state);
             state.target.filter(|_| state.connections.len() < CONNECTIONS_MAX && !state.connections.contains_key(&id))
         };
         let address = target.map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
@@ -187,7 +187,7 @@ impl Tunnel {
             return;
         };
         {
-            let mut state = self.state();
+            let mut state = crate::locked(&self.state);
             if self.is_closed() {
                 return;
             }
@@ -201,7 +201,7 @@ impl Tunnel {
         let read = start("tunnel-read", Box::new(move || reading.read(id, stream, &credit)));
         let write = start("tunnel-write", Box::new(move || writing.write(id, output, &queue)));
         if read.is_err() || write.is_err() {
-            self.state().connections.remove(&id);
+            crate::locked(&self.state).connections.remove(&id);
             (self.emit)(Message::TunnelClose(id));
         }
     }
@@ -211,7 +211,7 @@ impl Tunnel {
         let mut piece = vec![0; DATA_BYTES_MAX];
         loop {
             let most = {
-                let left = credit.bytes.lock().expect("no panic with it locked");
+                let left = crate::locked(&credit.bytes);
                 let has_none = |left: &mut u32| *left == 0 && !self.is_closed();
                 let left = credit.more.wait_while(left, has_none).expect("no panic with it locked");
                 piece.len().min(*left as usize)
@@ -222,7 +222,7 @@ impl Tunnel {
             }
             match stream.read(&mut piece[..most]) {
                 Ok(count @ 1..) => {
-                    *credit.bytes.lock().expect("no panic with it locked") -= count as u32;
+                    *crate::locked(&credit.bytes) -= count as u32;
                     (self.emit)(Message::TunnelData { id, bytes: piece[..count].to_vec() });
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -230,7 +230,7 @@ impl Tunnel {
             }
         }
         (self.emit)(Message::TunnelClose(id));
-        let mut state = self.state();
+        let mut state = crate::locked(&self.state);
         if let Some(connection) = state.connections.get_mut(&id) {
             connection.reading = false;
             if connection.inbound.is_none() {
@@ -250,14 +250,14 @@ impl Tunnel {
                 broken = true;
                 let _ = stream.shutdown(Shutdown::Both);
             }
-            if let Some(connection) = self.state().connections.get_mut(&id) {
+            if let Some(connection) = crate::locked(&self.state).connections.get_mut(&id) {
                 connection.waiting_bytes = connection.waiting_bytes.saturating_sub(bytes.len() as u32);
             }
             (self.emit)(Message::TunnelCredit { id, bytes: bytes.len() as u32 });
         }
         // A connection that was closed without any data belongs to a stranger, who might stay for ever.
         let _ = stream.shutdown(if was_answered { Shutdown::Write } else { Shutdown::Both });
-        let mut state = self.state();
+        let mut state = crate::locked(&self.state);
         if state.connections.get(&id).is_some_and(|connection| !connection.reading) {
             state.connections.remove(&id);
         }
@@ -267,7 +267,7 @@ impl Tunnel {
     /// on any more. This end's lanes are down then.
     pub fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
-        let mut state = self.state();
+        let mut state = crate::locked(&self.state);
         if let Some(listener) = state.listener.take() {
             // On Linux this also ends a wait for a connection.
             let _ = rustix::net::shutdown(&*listener, rustix::net::Shutdown::Both);
@@ -275,17 +275,13 @@ impl Tunnel {
         for connection in state.connections.values_mut() {
             connection.inbound = None;
             // Held, because a thread that has just checked and is about to wait would miss the notification.
-            let _left = connection.credit.bytes.lock().expect("no panic with it locked");
+            let _left = crate::locked(&connection.credit.bytes);
             connection.credit.more.notify_all();
         }
     }
 
     fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::Relaxed)
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no panic with it locked")
     }
 }
 
@@ -422,7 +418,7 @@ mod tests {
         client.read_to_end(&mut back).expect("to its end");
         assert_eq!(back, b"and back");
         drop(client);
-        let settled = |end: &Tunnel| end.state().connections.is_empty();
+        let settled = |end: &Tunnel| crate::locked(&end.state).connections.is_empty();
         for _ in 0..500 {
             if settled(&a) && settled(&b) {
                 return;
@@ -447,8 +443,8 @@ mod tests {
             assert!(is_in_time, "{what}");
         };
         let has_no_credit = || {
-            let state = tunnel.state();
-            state.connections.get(&0).is_some_and(|it| *it.credit.bytes.lock().expect("no panic") == 0)
+            let state = crate::locked(&tunnel.state);
+            state.connections.get(&0).is_some_and(|it| *crate::locked(&it.credit.bytes) == 0)
         };
         within("all is sent", &has_no_credit);
         tunnel.close();
@@ -474,13 +470,13 @@ mod tests {
         let end: Arc<Mutex<Option<Arc<Tunnel>>>> = Arc::default();
         let itself = Arc::clone(&end);
         let tunnel = Tunnel::new(Arc::new(move |message| {
-            let tunnel = itself.lock().expect("no panic").clone().expect("set below");
+            let tunnel = crate::locked(&itself).clone().expect("set below");
             if let Message::TunnelOpen(id) = message {
                 tunnel.handle(Message::TunnelData { id, bytes: b"bye".to_vec() });
                 tunnel.handle(Message::TunnelClose(id));
             }
         }));
-        *end.lock().expect("no panic") = Some(Arc::clone(&tunnel));
+        *crate::locked(&end) = Some(Arc::clone(&tunnel));
         let mut client = TcpStream::connect(tunnel.listen().expect("a port")).expect("loopback");
         client.set_read_timeout(Some(Duration::from_secs(20))).expect("a time");
         let mut got = Vec::new();
@@ -500,7 +496,7 @@ mod tests {
         for _ in 0..4096 {
             end.handle(Message::TunnelData { id: 7, bytes: vec![0; DATA_BYTES_MAX] });
         }
-        assert!(end.state().connections[&7].inbound.is_none(), "ended");
+        assert!(crate::locked(&end.state).connections[&7].inbound.is_none(), "ended");
         drop((served, messages));
     }
 

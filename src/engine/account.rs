@@ -193,12 +193,12 @@ impl Clock {
     /// Runs `work` and counts its time.
     pub fn during<T>(&self, work: impl FnOnce() -> T) -> T {
         {
-            let mut times = self.times();
+            let mut times = crate::locked(&self.0);
             times.threads += 1;
             times.since.get_or_insert_with(Instant::now);
         }
         let done = work();
-        let mut times = self.times();
+        let mut times = crate::locked(&self.0);
         times.threads -= 1;
         if times.threads == 0 {
             let lasted = times.since.take().map_or(Duration::ZERO, |since| since.elapsed());
@@ -209,12 +209,8 @@ impl Clock {
 
     /// Returns the time counted until now, including work that has not ended.
     pub fn total(&self) -> Duration {
-        let times = self.times();
+        let times = crate::locked(&self.0);
         times.before + times.since.map_or(Duration::ZERO, |since| since.elapsed())
-    }
-
-    fn times(&self) -> std::sync::MutexGuard<'_, Times> {
-        self.0.lock().expect("no panic with it locked")
     }
 }
 

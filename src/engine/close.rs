@@ -47,7 +47,8 @@ impl Engine {
         if let Some(Parts::Tree(tree)) = &self.shared.source {
             let sent = tree.sent();
             // Only the walk counts what it has read.
-            self.summary.figures.read.cached_bytes = sent.bytes.saturating_sub(self.summary.figures.read.direct_bytes);
+            self.summary.figures.read.cached_bytes =
+                sent.figures.amount.bytes.saturating_sub(self.summary.figures.read.direct_bytes);
             self.summary.sent_tree = Some(sent);
             self.summary.spent = tree.take_spent().map(Arc::new);
             tree.cancel();

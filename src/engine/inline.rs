@@ -37,7 +37,7 @@ pub(super) struct LaneWork {
 
 impl LaneWork {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, opener: Mutex::new(Opener::new()) }
+        Self { shared, opener: Mutex::default() }
     }
 }
 
@@ -59,12 +59,12 @@ impl Inline for LaneWork {
         }
         buffer.set_unread(false);
         let header = self.shared.seal(header_of(&part, encrypt), buffer);
-        self.shared.tags.lock().expect("no panic with it locked").push((buffer.id(), header.tag));
+        crate::locked(&self.shared.tags).push((buffer.id(), header.tag));
         true
     }
 
     fn open(&self, buffer: &mut Buffer) -> bool {
-        self.opener.lock().expect("no panic with it locked").open(&self.shared, buffer)
+        crate::locked(&self.opener).open(&self.shared, buffer)
     }
 }
 
@@ -81,7 +81,7 @@ impl Engine {
     /// acknowledge such a chunk.
     pub(super) fn collect_tags(&mut self) {
         let Half::Send { machine, .. } = &mut self.half else { return };
-        for (id, tag) in self.shared.tags.lock().expect("no panic with it locked").drain(..) {
+        for (id, tag) in crate::locked(&self.shared.tags).drain(..) {
             machine.handle_tag(id, tag);
         }
     }

@@ -106,7 +106,7 @@ impl DirectReads {
     ///
     /// Returns the request itself if no thread can be started. The caller must then read the range in another way.
     pub fn submit(&self, request: Request, shared: &Arc<Shared>) -> Result<(), Box<Request>> {
-        let mut queue = self.queue.lock().expect("no panic with it locked");
+        let mut queue = crate::locked(&self.queue);
         if queue.is_none() {
             *queue = self.start(shared).ok();
         }
@@ -124,7 +124,7 @@ impl DirectReads {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok().filter(|_| self.may_use_ring);
         let bell = event.map(|event| Arc::new(Bell { event, is_awaited: AtomicBool::new(false) }));
         let its_bell = bell.clone();
-        std::thread::Builder::new().name("direct".to_owned()).stack_size(128 << 10).spawn(move || {
+        crate::spawn("direct", 128 << 10, move || {
             // The ring is made in this thread, because a ring may be bound to the thread that made it.
             match its_bell.and_then(|bell| Ring::new(bell).ok()) {
                 Some(ring) => ring.run(&queue, &done),
@@ -164,7 +164,7 @@ fn run_threads(queue: &Receiver<Request>, done: &Done) {
         let (queue, done) = (queue.clone(), done.clone());
         let run = move || read_each(&queue, &done);
         // A single thread is enough to continue.
-        let _ = std::thread::Builder::new().name("direct".to_owned()).stack_size(64 << 10).spawn(run);
+        let _ = crate::spawn("direct", 64 << 10, run);
     }
     read_each(queue, done);
 }

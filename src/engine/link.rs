@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use super::rails::Rail;
 use crate::fault::{errno_of, os};
-use crate::transport::tcp::{TcpLane, connect_from};
+use crate::transport::tcp::{TcpLane, connect_from, control_record};
 use crate::transport::{Lane, Report};
 
 /// Maximum time that a peer may take from connecting to having authenticated.
@@ -191,10 +191,7 @@ pub fn send_frame(stream: &mut TcpStream, control: &mut ControlChannel, frame: &
 pub fn send_plain(stream: &mut TcpStream, control: &mut ControlChannel, plain: &[u8]) -> Result<(), LinkError> {
     let mut sealed = Vec::new();
     control.seal(plain, &mut sealed)?;
-    let mut record = vec![b'F', 0];
-    record.extend((sealed.len() as u16).to_le_bytes());
-    record.extend(sealed);
-    stream.write_all(&record).map_err(|error| LinkError::os("send", &error))
+    stream.write_all(&control_record(&sealed)).map_err(|error| LinkError::os("send", &error))
 }
 
 /// A connection over which the last frame has been sent. Closing a connection that has unread bytes would send a reset,

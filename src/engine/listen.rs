@@ -8,10 +8,10 @@
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use flume::Sender as Post;
@@ -23,19 +23,16 @@ use rd_proto::handshake::{
 use rd_proto::session::{LANES_MAX, RDMA_LANE_FIRST};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use super::link::{AUTHENTICATE_MAX, rng, send_frame, tcp_lane, with_length};
 use super::{Event, announce};
+use crate::transport::tcp;
 
 /// Maximum number of peers that are connected without having authenticated.
 pub const HALF_OPEN_MAX: usize = 64;
 
 /// Number of wrong guesses after which a listener whose key was chosen by a person gives up.
 pub const GUESSES_MAX: u32 = 100;
-
-/// Maximum number of connections that the kernel keeps until they are accepted.
-const BACKLOG: i32 = 1024;
 
 /// Length in bytes of the largest message that a peer sends before it has authenticated, including the length prefix.
 const MESSAGE_BYTES: usize = LENGTH_PREFIX_BYTES + HANDSHAKE_BYTES_MAX;
@@ -152,23 +149,7 @@ impl Listener {
         post: Post<Event>,
         further: Further,
     ) -> std::io::Result<Self> {
-        let socket = match (port, ports) {
-            (0, Some(range)) => {
-                // Ports below 1024 may be reserved for root.
-                let is_another =
-                    |error: &std::io::Error| matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::PermissionDenied);
-                let mut bound = Err(Errno::ADDRINUSE.into());
-                for port in range {
-                    bound = bind(port);
-                    if !bound.as_ref().is_err_and(is_another) {
-                        break;
-                    }
-                }
-                bound?
-            }
-            _ => bind(port)?,
-        };
-        socket.set_nonblocking(true)?;
+        let socket = tcp::listen(port, ports)?;
         let port = socket.local_addr()?.port();
         let registry = Arc::new(Mutex::new(Registry::new(post)));
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
@@ -182,7 +163,7 @@ impl Listener {
             further,
             has_told_no_descriptor: false,
         };
-        std::thread::Builder::new().name("listen".to_owned()).stack_size(256 << 10).spawn(move || acceptor.run())?;
+        crate::spawn("listen", 256 << 10, move || acceptor.run())?;
         Ok(Self { port, registry, stop })
     }
 
@@ -200,27 +181,6 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         let _ = rustix::io::write(&*self.stop, &1_u64.to_ne_bytes());
-    }
-}
-
-/// Binds one socket for both address families if the system has IPv6, otherwise for IPv4 alone.
-fn bind(port: u16) -> std::io::Result<TcpListener> {
-    let listen = |family, address: SocketAddr| -> Result<TcpListener, Errno> {
-        let flags = rustix::net::SocketFlags::CLOEXEC;
-        let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
-        sockopt::set_socket_reuseaddr(&socket, true)?;
-        if family == AddressFamily::INET6 {
-            sockopt::set_ipv6_v6only(&socket, false)?;
-        }
-        rustix::net::bind(&socket, &address)?;
-        rustix::net::listen(&socket, BACKLOG)?;
-        Ok(TcpListener::from(socket))
-    };
-    match listen(AddressFamily::INET6, (Ipv6Addr::UNSPECIFIED, port).into()) {
-        Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) => {
-            Ok(listen(AddressFamily::INET, (Ipv4Addr::UNSPECIFIED, port).into())?)
-        }
-        other => Ok(other?),
     }
 }
 
@@ -290,7 +250,9 @@ impl Acceptor {
             // A peer that has been answered may still prove that it has the key.
             let is_pending = |peer: &&Peer| peer.listening.as_ref().is_some_and(Listening::is_first);
             let pending = self.peers.iter().filter(is_pending).count() as u32;
-            if self.guesses.saturating_sub(pending) >= GUESSES_MAX && self.registry().post_unserved().is_some() {
+            if self.guesses.saturating_sub(pending) >= GUESSES_MAX
+                && crate::locked(&self.registry).post_unserved().is_some()
+            {
                 self.tell(Incoming::TooManyGuesses);
                 return;
             }
@@ -306,8 +268,9 @@ impl Acceptor {
             && let Ok(address) = peer.stream.peer_addr()
         {
             // A stranger for whom the channel has no room is not counted.
-            let _ =
-                self.registry().post_unserved().map(|post| post.try_send(Event::Incoming(Incoming::Stranger(address))));
+            let _ = crate::locked(&self.registry)
+                .post_unserved()
+                .map(|post| post.try_send(Event::Incoming(Incoming::Stranger(address))));
         }
     }
 
@@ -375,7 +338,7 @@ impl Acceptor {
                 };
             }
             let registry = &self.registry;
-            let lookup = |session| registry.lock().expect("no panic with it locked").secret(session);
+            let lookup = |session| crate::locked(registry).secret(session);
             match handshake::listen(&self.key, lookup, message, &mut rng()) {
                 Ok((listening, reply)) => {
                     if listening.is_first() && self.guesses >= GUESSES_MAX {
@@ -405,7 +368,7 @@ impl Acceptor {
         if stream.set_nonblocking(false).is_err() || stream.set_write_timeout(Some(AUTHENTICATE_MAX)).is_err() {
             return;
         }
-        let mut registry = self.registry();
+        let mut registry = crate::locked(&self.registry);
         if established.lane == LaneId::FIRST {
             if registry.begin(&established) {
                 drop(registry);
@@ -428,12 +391,8 @@ impl Acceptor {
         }
     }
 
-    fn registry(&self) -> MutexGuard<'_, Registry> {
-        self.registry.lock().expect("no panic with it locked")
-    }
-
     fn tell(&self, incoming: Incoming) {
-        let post = self.registry().post.clone();
+        let post = crate::locked(&self.registry).post.clone();
         // If the events no longer have a reader, the process is about to end.
         let _ = post.send(Event::Incoming(incoming));
     }

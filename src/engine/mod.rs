@@ -421,7 +421,7 @@ impl Engine {
             Event::Committed(Ok(report)) => {
                 self.account.is_publishing = false;
                 self.observer.observe(SessionEvent::StepEnds(Step::Publish));
-                let failed = report.as_ref().map_or(0, |report| report.failed);
+                let failed = report.as_ref().map_or(0, |report| report.figures.failed);
                 if let Some(report) = report {
                     self.summary.figures.written = report.written;
                     self.summary.received_tree = Some(*report);
@@ -434,9 +434,10 @@ impl Engine {
             Event::Committed(Err(refused)) => self.handle_refused(refused, now),
             Event::Signal(number) => self.handle_signal(number, now),
             Event::Cut => self.half.machine().abort(Cause::Signal(libc::SIGTERM as u8), now),
-            Event::Orphaned => self.orphan.is_one = true,
+            Event::OtherLost => self.orphan.lose_channel(false, now),
+            Event::Orphaned => self.orphan.lose_channel(true, now),
             Event::Unwatched => {
-                self.orphan.is_one = true;
+                self.orphan.lose_channel(true, now);
                 self.half.machine().handle_unwatched(now);
             }
         }
@@ -500,7 +501,7 @@ impl Engine {
         match event {
             LaneEvent::Control(sealed) => self.handle_control(id, &sealed, now),
             LaneEvent::Chunk { buffer, wire_bytes, opened } => {
-                let header = ChunkHeader::decode(buffer.header()).ok().filter(|header| {
+                let header = ChunkHeader::decode(buffer.header()).filter(|header| {
                     header.wire_bytes == wire_bytes && header.plain_bytes as usize <= self.chunk_bytes
                 });
                 let buffer = self.keep(buffer);
@@ -695,7 +696,7 @@ impl Engine {
     /// Records whether a chunk is encrypted. The chunk is about to be sent, or is a genuine chunk of the peer.
     fn note_protection(&mut self, id: BufferId) {
         let chunk = self.buffers[id as usize].as_ref();
-        if let Some(header) = chunk.and_then(|buffer| ChunkHeader::decode(buffer.header()).ok()) {
+        if let Some(header) = chunk.and_then(|buffer| ChunkHeader::decode(buffer.header())) {
             *(if header.sealed { &mut self.summary.figures.encrypted } else { &mut self.is_in_clear }) = true;
         }
     }
@@ -721,7 +722,7 @@ impl Engine {
                 let _ = post.send(Event::DialFailed(id, error));
             }
         };
-        let spawned = std::thread::Builder::new().name("dial".to_owned()).stack_size(256 << 10).spawn(dial);
+        let spawned = crate::spawn("dial", 256 << 10, dial);
         if let Err(error) = &spawned {
             self.dial_failed(id, &LinkError::os("thread", error));
         }
@@ -769,7 +770,7 @@ impl Engine {
     /// Passes an answer of the peer to the source.
     fn take_answer(&mut self, bytes: &[u8]) {
         let taken = match (&self.spool, Answer::decode(bytes), &self.shared.source) {
-            (Some(SpoolEnd::Output(output)), ..) => output.take_mark(bytes).map_err(|_| "broadcast offset"),
+            (Some(SpoolEnd::Output(output)), ..) => output.take_mark(bytes).ok_or("broadcast offset"),
             (_, Ok(answer), Some(Parts::Tree(tree))) => tree.handle_answer(answer),
             _ => Err("answer"),
         };

@@ -137,7 +137,7 @@ pub fn open(
         (Some(_), None) => tell(Event::Endpoints(Vec::new()))?,
     }
     if listening.is_some()
-        && let addresses = rails::own(&options.rails, own)
+        && let addresses = rails::tell(&options.rails, unmapped(own).ip(), &rails::here())
         && !addresses.is_empty()
     {
         tell(Event::Addresses(addresses))?;

@@ -45,7 +45,7 @@ impl Pace {
         let Some(rate) = self.bytes_per_second else { return };
         let now = Instant::now();
         let until = {
-            let mut due = self.due.lock().expect("no panic with it locked");
+            let mut due = crate::locked(&self.due);
             // Time unused in a pause does not add up to a later burst.
             let start = due.unwrap_or(now).max(now - SLICE);
             let next = start + Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);

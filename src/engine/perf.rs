@@ -7,7 +7,6 @@
 //! In a run, one thread for each group of connections sends and receives. The calling thread waits for these threads
 //! and for the other end, which may fail or vanish meanwhile.
 
-use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpStream};
 use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
@@ -15,10 +14,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use rd_proto::control::{
-    CONTROL_SEAL_BYTES, Endpoint as Offered, Frame as TransferFrame, Policy, Refusal, TEXT_BYTES_MAX,
-};
-use rd_proto::frame::CONTROL_BYTES_MAX;
+use rd_proto::control::{Endpoint as Offered, Frame as TransferFrame, Policy, Refusal, TEXT_BYTES_MAX};
 use rd_proto::handshake::{ControlChannel, ControlError, Established, LaneId, SessionId, SessionSecret, connect_join};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
@@ -34,7 +30,7 @@ use crate::transport::bundle::tcp::TcpGroup;
 use crate::transport::bundle::{Assignment, Flow, Group, Measured, NO_THREAD, Progress, STACK_BYTES, Settings, Task};
 use crate::transport::rdma::bundle::{Bundle, BundleListener, connections_limit};
 use crate::transport::rdma::{ConnectError, pairs};
-use crate::transport::{LaneError, Medium, unmapped};
+use crate::transport::{LaneError, Medium, tcp, unmapped};
 
 pub mod frames;
 
@@ -146,7 +142,7 @@ impl PerfError {
 pub struct Link {
     stream: TcpStream,
     channel: ControlChannel,
-    bytes: VecDeque<u8>,
+    bytes: Vec<u8>,
 }
 
 impl Link {
@@ -158,7 +154,7 @@ impl Link {
     pub fn new(stream: TcpStream, channel: ControlChannel) -> Result<Self, PerfError> {
         let tuned = stream.set_nonblocking(false).and_then(|()| stream.set_write_timeout(Some(ANSWER_MAX)));
         tuned.map_err(|error| PerfError::os("socket", &error))?;
-        Ok(Self { stream, channel, bytes: VecDeque::new() })
+        Ok(Self { stream, channel, bytes: Vec::new() })
     }
 
     fn send(&mut self, frame: &Frame) -> Result<(), LinkError> {
@@ -198,24 +194,17 @@ impl Link {
 
     /// Takes the next frame if it has arrived completely.
     fn take(&mut self) -> Result<Option<Frame>, LinkError> {
-        const PREFIX_BYTES: usize = 4;
         loop {
-            if self.bytes.len() >= PREFIX_BYTES {
-                let length = usize::from(u16::from_le_bytes([self.bytes[2], self.bytes[3]]));
-                let known = self.bytes[0] == b'F' && self.bytes[1] == 0;
-                if !known || !(CONTROL_SEAL_BYTES..=CONTROL_BYTES_MAX).contains(&length) {
-                    return Err(LinkError::Unexpected);
-                }
-                if self.bytes.len() >= PREFIX_BYTES + length {
-                    let sealed: Vec<u8> = self.bytes.drain(..PREFIX_BYTES + length).skip(PREFIX_BYTES).collect();
-                    let mut plain = Vec::new();
-                    self.channel.open(&sealed, &mut plain)?;
-                    return Frame::decode(&plain).map(Some).map_err(|error| match TransferFrame::decode(&plain) {
-                        // A busy listener refuses every connection.
-                        Ok(Some(TransferFrame::Refuse(refusal))) => LinkError::Refused(refusal),
-                        _ => error.into(),
-                    });
-                }
+            if let Some(record) = tcp::next_record(&self.bytes, 0).map_err(|_| LinkError::Unexpected)? {
+                let (taken, mut plain) = (record.bytes(), Vec::new());
+                let tcp::Record::Control(sealed) = record else { return Err(LinkError::Unexpected) };
+                self.channel.open(sealed, &mut plain)?;
+                self.bytes.drain(..taken);
+                return Frame::decode(&plain).map(Some).map_err(|error| match TransferFrame::decode(&plain) {
+                    // A busy listener refuses every connection.
+                    Ok(Some(TransferFrame::Refuse(refusal))) => LinkError::Refused(refusal),
+                    _ => error.into(),
+                });
             }
             let mut piece = [0; 4096];
             match recv(&self.stream, &mut piece, RecvFlags::DONTWAIT) {
@@ -526,7 +515,7 @@ fn go(
             let body = move || {
                 let outcome = group.run(&plan, progress, tell_sent);
                 if let Err(error) = &outcome {
-                    failure.lock().expect("no panic with it locked").get_or_insert(error.clone());
+                    crate::locked(failure).get_or_insert(error.clone());
                 }
                 running.fetch_sub(1, Ordering::AcqRel);
                 ring();
@@ -545,7 +534,7 @@ fn go(
             let mut told = false;
             let mut seen = None;
             loop {
-                if let Some(error) = failure.lock().expect("no panic with it locked").clone() {
+                if let Some(error) = crate::locked(&failure).clone() {
                     return Err(error.into());
                 }
                 if !told && senders.load(Ordering::Acquire) == 0 {

@@ -37,7 +37,7 @@ impl std::fmt::Display for Rail {
 }
 
 /// Returns the addresses of this host's interfaces. Those with labels are not on interfaces of their own.
-fn here() -> Vec<InterfaceAddress> {
+pub(super) fn here() -> Vec<InterfaceAddress> {
     interface_addresses().unwrap_or_default().into_iter().map(InterfaceAddress::without_label).collect()
 }
 
@@ -53,15 +53,10 @@ pub(crate) fn names() -> Vec<String> {
     names
 }
 
-/// Returns the addresses that the listening end announces: those that the choice allows, and the address on which the
-/// session began. That address comes first, then one of each interface in turn. Empty if there is no second interface,
-/// or if no second rail is wanted.
-pub(super) fn own(choice: &RailChoice, began_on: SocketAddr) -> Vec<RailAddress> {
-    let here = here();
-    tell(choice, unmapped(began_on).ip(), &here)
-}
-
-fn tell(choice: &RailChoice, began_on: IpAddr, here: &[InterfaceAddress]) -> Vec<RailAddress> {
+/// Returns the addresses that the listening end announces: those of `here` that the choice allows, and the address on
+/// which the session began. That address comes first, then one of each interface in turn. Empty if there is no second
+/// interface, or if no second rail is wanted.
+pub(super) fn tell(choice: &RailChoice, began_on: IpAddr, here: &[InterfaceAddress]) -> Vec<RailAddress> {
     let first = here.iter().find(|known| known.address == began_on).map(|known| &*known.interface);
     let has = |name: &str| here.iter().any(|known| known.interface == name);
     let is_told = |known: &&InterfaceAddress| {
@@ -100,18 +95,7 @@ pub(crate) fn find(choice: &RailChoice, first: [SocketAddr; 2], told: &[RailAddr
 }
 
 /// Does the same as [`find`] between RDMA devices of the same kind as the devices of the first pair.
-pub(super) fn find_rdma(
-    choice: &RailChoice,
-    first: [IpAddr; 2],
-    told: &[RailAddress],
-    local: &[Endpoint],
-    remote: &[Offered],
-) -> Vec<Rail> {
-    let here = here();
-    pair_devices(choice, first, &here, told, local, remote)
-}
-
-fn pair_devices(
+pub(super) fn pair_devices(
     choice: &RailChoice,
     first: [IpAddr; 2],
     here: &[InterfaceAddress],
@@ -264,6 +248,9 @@ mod tests {
             address: ip(address),
             prefix_bits: 24,
             rate_mbps,
+            mtu_bytes: 0,
+            mtu_max_bytes: 0,
+            is_iwarp: false,
         };
         let offered = |hardware, address: &str| Offered {
             hardware,

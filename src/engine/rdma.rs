@@ -52,7 +52,7 @@ static LATE: Mutex<Option<Receiver<Answer>>> = Mutex::new(None);
 /// Returns every RDMA-capable address of this host. Takes some milliseconds, or 3 s if a device does not answer.
 fn endpoints() -> Answer {
     let no_answer = || Err("the RDMA devices do not answer".to_owned());
-    let late = || LATE.lock().expect("no panic with it locked");
+    let late = || crate::locked(&LATE);
     let earlier = late().as_ref().map(|answer| answer.try_recv());
     match earlier {
         Some(Err(TryRecvError::Empty)) => return no_answer(),
@@ -65,7 +65,7 @@ fn endpoints() -> Answer {
     let ask = || rdma::endpoints().map_err(|reason| reason.to_string());
     let (post, answer) = bounded(1);
     // A device that does not answer would block the caller.
-    if std::thread::Builder::new().name("rdma-ask".to_owned()).spawn(move || post.send(ask()).is_ok()).is_err() {
+    if crate::spawn("rdma-ask", 2 << 20, move || post.send(ask()).is_ok()).is_err() {
         return ask();
     }
     match answer.recv_timeout(ANSWER_MAX) {
@@ -134,15 +134,15 @@ impl Dialing {
 
     /// Records the RDMA listeners that the peer has now.
     pub fn handle_endpoints(&self, offered: &[Offered]) {
-        *self.remote.lock().expect("no panic with it locked") = Some(offered.to_vec());
+        *crate::locked(&self.remote) = Some(offered.to_vec());
         self.remote_known.notify_all();
     }
 
     /// Returns the rails beside the first lane, whose two addresses are `first`.
     pub(super) fn find_rails(&self, choice: &RailChoice, first: [IpAddr; 2], told: &[RailAddress]) -> Vec<Rail> {
         let local = candidates(self.policy).unwrap_or_default();
-        let remote = self.remote.lock().expect("no panic with it locked").clone().unwrap_or_default();
-        rails::find_rdma(choice, first, told, &local, &remote)
+        let remote = crate::locked(&self.remote).clone().unwrap_or_default();
+        rails::pair_devices(choice, first, &rails::here(), told, &local, &remote)
     }
 
     /// Tries the pair of addresses of a rail. Without a rail, tries all pairs of addresses, best first. If there is no
@@ -159,7 +159,7 @@ impl Dialing {
     ) -> Result<(Box<dyn Lane>, ControlChannel), LinkError> {
         let local = candidates(self.policy)?;
         let remote = {
-            let known = self.remote.lock().expect("no panic with it locked");
+            let known = crate::locked(&self.remote);
             let patience = if self.policy == Policy::Rdma { TOLD_MAX } else { DIAL_MAX };
             let waited = self.remote_known.wait_timeout_while(known, patience, |remote| remote.is_none());
             let told = waited.expect("no panic with it locked").0.clone();
@@ -260,7 +260,7 @@ impl Service {
     /// The system's error.
     pub fn start(self) -> std::io::Result<Listening> {
         let (stop, stopped) = bounded(0);
-        std::thread::Builder::new().name("rdma-serve".to_owned()).spawn(move || {
+        crate::spawn("rdma-serve", 2 << 20, move || {
             let (mut listeners, mut failed) = (HashMap::new(), HashMap::new());
             let mut told = None;
             loop {
@@ -322,7 +322,7 @@ fn accept(mut connection: Connection, served: SessionId, registry: &Mutex<Regist
     let broken = |error: rdma::ConnectError| LinkError::Transport(error.to_string());
     let hello = connection.receive(deadline).map_err(broken)?;
     // The adapters hold the buffers of one session, which a lane of another session must not use.
-    let secret = |session| registry.lock().expect("no panic with it locked").secret(session);
+    let secret = |session| crate::locked(registry).secret(session);
     let lookup = |session| if session == served { secret(session) } else { None };
     // Only further lanes come by RDMA. The session's secret authenticates them, so this key is never used.
     let no_key = Key::from_random([0; 32]);
@@ -332,7 +332,7 @@ fn accept(mut connection: Connection, served: SessionId, registry: &Mutex<Regist
     }
     connection.send(&reply).map_err(broken)?;
     let established = listening.finish(&connection.receive(deadline).map_err(broken)?)?;
-    let accepted = registry.lock().expect("no panic with it locked").accept(established.session, established.lane);
+    let accepted = crate::locked(registry).accept(established.session, established.lane);
     let post = accepted.ok_or(HandshakeError::UnknownSession)?;
     announce(&post, established.lane, |report| {
         let lane = connection.into_lane(established.token, deadline, report).map_err(broken)?;

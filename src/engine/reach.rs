@@ -32,7 +32,7 @@ fn look_up<T: Send + 'static>(
 ) -> Result<T, String> {
     let (post, found) = bounded(1);
     let run = move || drop(post.send(ask()));
-    std::thread::Builder::new().name("resolve".to_owned()).spawn(run).map_err(|error| error.to_string())?;
+    crate::spawn("resolve", 2 << 20, run).map_err(|error| error.to_string())?;
     match found.recv_timeout(within) {
         // Keeps only the resolver's words after the library's heading, such as "Name or service not known".
         Ok(found) => found.map_err(|error| error.to_string().rsplit(": ").next().unwrap_or_default().to_owned()),
@@ -72,11 +72,7 @@ pub fn reach_best(
     for (rank, &address) in addresses.iter().enumerate() {
         let post = post.clone();
         let attempt = move || drop(post.send((rank, connect(address, connect_by))));
-        std::thread::Builder::new()
-            .name("dial".to_owned())
-            .stack_size(64 << 10)
-            .spawn(attempt)
-            .map_err(|error| LinkError::os("thread", &error))?;
+        crate::spawn("dial", 64 << 10, attempt).map_err(|error| LinkError::os("thread", &error))?;
     }
     drop(post);
     let mut connected: Vec<Option<TcpStream>> = addresses.iter().map(|_| None).collect();

@@ -65,7 +65,7 @@ pub(super) fn start(input: Arc<SpoolInput>, shared: Arc<Shared>, post: &Post<Eve
     input.on_mark(Box::new(move || drop(wake.try_send(Event::Answer))));
     let (jobs, queue) = unbounded();
     let post = post.clone();
-    std::thread::Builder::new().name("spool".to_owned()).stack_size(128 << 10).spawn(move || {
+    crate::spawn("spool", 128 << 10, move || {
         while let Ok(job) = queue.recv() {
             let event = match job {
                 SinkJob::Take(mut buffer) => {

@@ -77,8 +77,12 @@ pub enum Event {
     Signal(i32),
     /// The stream to be sent has ended before its time. The other end must not take a part for the whole.
     Cut,
-    /// Only the lanes show from now on whether the other end lives. After two seconds without a lane this end finishes.
+    /// The caller is gone, so only the lanes show from now on whether the other end lives. After two seconds without a
+    /// lane this end finishes, or thirty if it had lost its lanes long before.
     Orphaned,
+    /// The channel of the other end is gone, which shows the same, except that the network may be gone as well: if this
+    /// end had lost its lanes long before, the reconnect window counts.
+    OtherLost,
     /// As [`Event::Orphaned`], except that the lost caller is not the other end. The session goes on as long as the
     /// other end can.
     Unwatched,
@@ -196,7 +200,7 @@ pub fn announce(
         let (early, post) = (Arc::clone(&early), post.clone());
         Arc::new(move |event| {
             // Events are posted under the lock, so that no event overtakes an earlier one that was held back.
-            match &mut *early.lock().expect("no panic with it locked") {
+            match &mut *crate::locked(&early) {
                 Some(held_back) => held_back.push(event),
                 // Fails only if the loop has ended.
                 None => drop(post.send(Event::Lane(id, event))),
@@ -204,7 +208,7 @@ pub fn announce(
         })
     };
     let (lane, control) = make(report)?;
-    let mut early = early.lock().expect("no panic with it locked");
+    let mut early = crate::locked(&early);
     let deadline = Instant::now() + ANNOUNCE_MAX;
     let events = early.take().into_iter().flatten().map(|event| Event::Lane(id, event));
     for event in std::iter::once(Event::LaneUp(id, lane, Box::new(control))).chain(events) {

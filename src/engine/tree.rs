@@ -71,7 +71,7 @@ pub fn start(
     post: Post<Event>,
 ) -> std::io::Result<(Post<SinkJob>, std::thread::JoinHandle<()>)> {
     let (jobs, queue) = unbounded();
-    let thread = std::thread::Builder::new().name("tree".to_owned()).stack_size(256 << 10).spawn(move || {
+    let thread = crate::spawn("tree", 256 << 10, move || {
         let mut is_refused = false;
         loop {
             let buffer = match queue.recv_timeout(LOOK_EVERY) {

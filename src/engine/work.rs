@@ -2,7 +2,7 @@
 //! job and go back with its result.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use flume::{Receiver, RecvTimeoutError, Sender, WeakSender, unbounded};
@@ -130,17 +130,13 @@ impl Shared {
         self.part_bytes.load(Ordering::Relaxed)
     }
 
-    fn chooser(&self) -> MutexGuard<'_, Chooser> {
-        self.auto.chooser.lock().expect("no panic with it locked")
-    }
-
     /// Returns how to compress the next chunk.
     pub(super) fn method(&self) -> Option<Method> {
         match self.compress {
             Compress::Off => None,
             Compress::Lz4 => Some(Method::Lz4),
             Compress::Zstd => Some(Method::Zstd { level: ZSTD_LEVEL }),
-            Compress::Auto => self.chooser().choose(),
+            Compress::Auto => crate::locked(&self.auto.chooser).choose(),
         }
     }
 
@@ -148,7 +144,7 @@ impl Shared {
     pub(super) fn note_ready(&self, wire_bytes: usize) {
         if self.compress == Compress::Auto {
             let is_busy = self.is_line_busy.load(Ordering::Relaxed);
-            self.chooser().note_ready(self.auto.start.elapsed(), wire_bytes, is_busy);
+            crate::locked(&self.auto.chooser).note_ready(self.auto.start.elapsed(), wire_bytes, is_busy);
         }
     }
 
@@ -216,11 +212,11 @@ pub fn start(shared: &Arc<Shared>, events: &Sender<Event>) -> std::io::Result<Se
             queue: queue.clone(),
             jobs: jobs.downgrade(),
             events: events.clone(),
-            compressor: Compressor::new(),
-            opener: Opener::new(),
+            compressor: Compressor::default(),
+            opener: Opener::default(),
             scratch: Vec::new(),
         };
-        std::thread::Builder::new().name("worker".to_owned()).stack_size(256 << 10).spawn(move || worker.run())?;
+        crate::spawn("worker", 256 << 10, move || worker.run())?;
     }
     Ok(jobs)
 }
@@ -247,6 +243,7 @@ struct Worker {
 }
 
 /// Checks, decrypts and decompresses chunks.
+#[derive(Default)]
 pub(super) struct Opener {
     decompressor: Decompressor,
     /// Holds one chunk while it is decompressed.
@@ -254,17 +251,13 @@ pub(super) struct Opener {
 }
 
 impl Opener {
-    pub(super) fn new() -> Self {
-        Self { decompressor: Decompressor::new(), scratch: Vec::new() }
-    }
-
     /// Opens a chunk, and returns whether it is genuine. If so, its payload is the data that was read at the other end.
     pub(super) fn open(&mut self, shared: &Shared, buffer: &mut Buffer) -> bool {
         shared.busy.during(|| self.try_open(shared, buffer))
     }
 
     fn try_open(&mut self, shared: &Shared, buffer: &mut Buffer) -> bool {
-        let Ok(header) = ChunkHeader::decode(buffer.header()) else { return false };
+        let Some(header) = ChunkHeader::decode(buffer.header()) else { return false };
         let wire_bytes = header.wire_bytes as usize;
         let Some(payload) = buffer.payload_mut().get_mut(..wire_bytes) else { return false };
         if shared.keys.open(&header, payload).is_err() {
@@ -280,7 +273,7 @@ impl Opener {
         // Moves the compressed bytes, because they are fewer than the plain ones.
         self.scratch.clear();
         self.scratch.extend_from_slice(&buffer.payload()[..wire_bytes]);
-        self.decompressor.decompress(header.compression, &self.scratch, buffer.payload_mut(), plain_bytes).is_ok()
+        self.decompressor.decompress(header.compression, &self.scratch, buffer.payload_mut(), plain_bytes).is_some()
     }
 }
 
@@ -421,7 +414,7 @@ impl Worker {
         if is_auto && length > 2 * SAMPLE_BYTES {
             let sample = self.compressor.compress(Method::Lz4, &payload[..SAMPLE_BYTES], &mut self.scratch);
             if sample.is_none_or(|sample| sample > SAMPLE_BYTES / 8 * SHRINK_EIGHTHS_MAX) {
-                self.shared.chooser().note_incompressible();
+                crate::locked(&self.shared.auto.chooser).note_incompressible();
                 return None;
             }
         }
@@ -430,8 +423,10 @@ impl Worker {
         if is_auto {
             let is_worth_it = |written: &usize| *written <= length / 8 * SHRINK_EIGHTHS_MAX;
             match written.filter(is_worth_it) {
-                Some(written) => self.shared.chooser().note_compressed(method, length, written, start.elapsed()),
-                None => self.shared.chooser().note_incompressible(),
+                Some(written) => {
+                    crate::locked(&self.shared.auto.chooser).note_compressed(method, length, written, start.elapsed())
+                }
+                None => crate::locked(&self.shared.auto.chooser).note_incompressible(),
             }
         }
         let written = written?;
@@ -512,7 +507,7 @@ type Fill = Box<dyn FnMut(Buffer, bool) -> Option<Event> + Send>;
 pub fn start_reader(feed: Feed, shared: Arc<Shared>, events: Sender<Event>) -> std::io::Result<Sender<(Buffer, bool)>> {
     let (empty, queue) = unbounded::<(Buffer, bool)>();
     let mut fill = reading(feed, shared);
-    std::thread::Builder::new().name("read".to_owned()).stack_size(128 << 10).spawn(move || {
+    crate::spawn("read", 128 << 10, move || {
         while let Ok((buffer, encrypt)) = queue.recv() {
             let Some(event) = fill(buffer, encrypt) else { return };
             if events.send(event).is_err() {
@@ -527,7 +522,8 @@ pub fn start_reader(feed: Feed, shared: Arc<Shared>, events: Sender<Event>) -> s
 fn reading(feed: Feed, shared: Arc<Shared>) -> Fill {
     match feed {
         Feed::Stream(mut source) => Box::new(move |mut buffer, _| {
-            let length = buffer.payload().len().min(shared.part_bytes());
+            let bytes_max = if source.has_messages() { usize::MAX } else { shared.part_bytes() };
+            let length = buffer.payload().len().min(bytes_max);
             let target = &mut buffer.payload_mut()[..length];
             let part = shared.reading.during(|| source.next_part(target, &shared.backlog, &shared.over));
             Some(match part {
@@ -615,7 +611,7 @@ pub fn start_writer(
     events: Sender<Event>,
 ) -> std::io::Result<Sender<SinkJob>> {
     let (jobs, queue) = unbounded();
-    std::thread::Builder::new().name("write".to_owned()).stack_size(128 << 10).spawn(move || {
+    crate::spawn("write", 128 << 10, move || {
         let mut sink = open();
         let (mut unread_since, mut is_told) = (None, false);
         loop {

@@ -74,7 +74,7 @@ pub(crate) fn data_in(bytes: &[u8], unit_bytes: usize) -> impl Iterator<Item = R
 /// Returns the digest of `length` zeros. The last result is kept, since nearly all blocks of a file have one length.
 pub(crate) fn hash_of_zeros(length: u64) -> [u8; 16] {
     static LAST: Mutex<Option<(u64, [u8; 16])>> = Mutex::new(None);
-    let mut last = LAST.lock().expect("no panics under it");
+    let mut last = crate::locked(&LAST);
     if let Some((of, digest)) = *last
         && of == length
     {

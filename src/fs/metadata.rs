@@ -8,6 +8,7 @@
 use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use rd_proto::tree::AclNames;
 use rustix::fs::{
     Access, AtFlags, CWD, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags, chmod, chownat, fchmod,
     fgetxattr, fgetxattr_query, flistxattr, fremovexattr, fsetxattr, futimens, getxattr, listxattr, openat,
@@ -34,6 +35,9 @@ const ACL_OWNER: u16 = 1;
 const ACL_GROUP: u16 = 4;
 const ACL_MASK: u16 = 0x10;
 const ACL_OTHERS: u16 = 0x20;
+
+/// The beginning of each ACL: its version.
+const ACL_VERSION: [u8; 4] = 2_u32.to_le_bytes();
 
 /// Number of the system call, which libc does not have for all machines.
 const FCHMODAT2: libc::c_long = 452;
@@ -192,6 +196,37 @@ pub(crate) fn set_acl_mode(acl: &mut [u8], mode: u32) {
         };
         entry[2] = entry[2] & !7 | (mode >> shift & 7) as u8;
     }
+}
+
+/// Returns the entries of an ACL; none if it is not one.
+pub(crate) fn acl_entries(acl: &[u8]) -> &[[u8; 8]] {
+    match acl.strip_prefix(&ACL_VERSION).unwrap_or_default().as_chunks() {
+        (entries, []) => entries,
+        _ => &[],
+    }
+}
+
+/// Returns tag and number if an ACL entry names a user or group.
+pub(crate) fn named_by(entry: &[u8; 8]) -> Option<(u8, u32)> {
+    let &[tag, 0, _, _, ref number @ ..] = entry else { return None };
+    [AclNames::USER, AclNames::GROUP].contains(&tag).then_some((tag, u32::from_le_bytes(*number)))
+}
+
+/// Returns an ACL in which the users and groups that it names have the numbers that `own` returns for their tags and
+/// numbers. `None` if this is no ACL, or if it would name one of them twice.
+pub(crate) fn renumbered(acl: &[u8], own: impl Fn((u8, u32)) -> u32) -> Option<Vec<u8>> {
+    let mut entries = acl_entries(acl).to_vec();
+    for entry in &mut entries {
+        if let Some(named) = named_by(entry) {
+            entry[4..].copy_from_slice(&own(named).to_le_bytes());
+        }
+    }
+    // As setfacl(1) writes them. ACLs are compared as bytes.
+    for of_a_tag in entries.chunk_by_mut(|one, next| one[..2] == next[..2]) {
+        of_a_tag.sort_by_key(named_by);
+    }
+    let is_twice = entries.windows(2).any(|pair| named_by(&pair[0]).is_some_and(|one| named_by(&pair[1]) == Some(one)));
+    (!entries.is_empty() && !is_twice).then(|| [&ACL_VERSION[..], entries.as_flattened()].concat())
 }
 
 /// Lets a `new` file keep metadata of the `old` file that it replaces: the owner, if `gets_owner` is set and this
@@ -366,6 +401,36 @@ mod tests {
         assert_eq!(without, acl(&[(ACL_OWNER, 4), (ACL_GROUP, 2), (ACL_OTHERS, 1)]));
         // Not an ACL.
         set_acl_mode(&mut [2, 0], 0o777);
+    }
+
+    #[test]
+    fn acls_with_other_numbers_are_in_their_order() {
+        const NONE: u32 = u32::MAX;
+        let acl = |users: &[(u8, u32)], groups: &[(u8, u32)]| {
+            let entry = |tag: u16, may, id: u32| [&tag.to_le_bytes()[..], &[may, 0], &id.to_le_bytes()].concat();
+            let named = |tag, all: &[(u8, u32)]| all.iter().flat_map(|&(may, id)| entry(tag, may, id)).collect();
+            let once = [ACL_OWNER, ACL_GROUP, ACL_MASK, ACL_OTHERS];
+            let [owner, group, mask, others] = once.map(|tag| entry(tag, 6, NONE));
+            [ACL_VERSION.to_vec(), owner, named(2, users), group, named(8, groups), mask, others].concat()
+        };
+        let there = acl(&[(4, 1), (6, 2)], &[(5, 1), (7, 9)]);
+        let named: Vec<_> = acl_entries(&there).iter().filter_map(named_by).collect();
+        assert_eq!(named, [(2, 1), (2, 2), (8, 1), (8, 9)]);
+        assert_eq!(renumbered(&there, |(_, number)| number).as_ref(), Some(&there));
+        let here = renumbered(&there, |named| match named {
+            (AclNames::USER, 1) => 300,
+            (AclNames::GROUP, 9) => 0,
+            (_, number) => number,
+        });
+        assert_eq!(here, Some(acl(&[(6, 2), (4, 300)], &[(7, 0), (5, 1)])), "each has its permissions");
+        // A user and a group may have the same number, but not two users.
+        let swapped = renumbered(&there, |(tag, number)| if tag == AclNames::USER { 3 - number } else { number });
+        assert_eq!(swapped, Some(acl(&[(6, 1), (4, 2)], &[(5, 1), (7, 9)])));
+        assert_eq!(renumbered(&there, |(tag, number)| if tag == AclNames::USER { 7 } else { number }), None);
+        let of_another_version = [&[3][..], &there[1..]].concat();
+        for no_acl in [&b""[..], &there[..3], &there[..4], &there[..there.len() - 1], &of_another_version] {
+            assert_eq!((renumbered(no_acl, |_| 1), acl_entries(no_acl).len()), (None, 0));
+        }
     }
 
     /// The ACL is longer than a buffer that suffices for most attributes.

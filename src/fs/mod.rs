@@ -22,14 +22,19 @@ pub(crate) mod write_out;
 
 use std::ffi::OsStr;
 use std::fs::File;
+use std::io::{self, BufRead, Write};
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
+use minicbor::{Decode, Encode};
 use nix::sys::resource::Resource;
 use rd_proto::control::IoFact;
 use rustix::fs::{
-    Access, AtFlags, CWD, FileType, Mode, OFlags, SeekFrom, Stat, accessat, fstat, openat, seek, unlinkat,
+    Access, Advice, AtFlags, CWD, FileType, Mode, OFlags, SeekFrom, Stat, accessat, fadvise, fdatasync, fstat, openat,
+    seek, unlinkat,
 };
 use rustix::io::{Errno, pread, pwrite};
 use rustix::process::{self, Rlimit, setrlimit};
@@ -114,6 +119,20 @@ pub(crate) type Identity = (u64, u64);
 
 pub(crate) fn identity(stat: &Stat) -> Identity {
     (stat.st_dev, stat.st_ino)
+}
+
+/// Opens a directory once more, so that no other reader's position in the listing is moved.
+pub(crate) fn again(directory: impl AsFd) -> Result<OwnedFd, Errno> {
+    openat(directory, ".", DIRECTORY, Mode::empty())
+}
+
+/// Opens the directory to which the names of a path lead from another directory. No link is followed.
+pub(crate) fn descend(from: impl AsFd, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+    let mut here = openat(from, ".", flags, Mode::empty())?;
+    for name in path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
+        here = openat(&here, name, flags, Mode::empty())?;
+    }
+    Ok(here)
 }
 
 /// Reports whether file systems of this kind (statfs(2)) make a write wait until another write to the same file is
@@ -214,6 +233,25 @@ pub(crate) fn unlinked_anywhere() -> std::io::Result<File> {
     unlinked(&temporary_directory()).or_else(|error| unlinked(&std::env::temp_dir()).map_err(|_| error))
 }
 
+/// Appends a value to a file that only this process reads.
+pub(crate) fn append(file: &mut impl Write, value: impl Encode<()>) -> io::Result<()> {
+    let bytes = minicbor::to_vec(value).expect("a vector takes everything");
+    file.write_all(&(bytes.len() as u32).to_le_bytes())?;
+    file.write_all(&bytes)
+}
+
+/// Returns the next of these values; `None` at the end.
+pub(crate) fn take_next<T: for<'b> Decode<'b, ()>>(file: &mut impl BufRead) -> io::Result<Option<T>> {
+    if file.fill_buf()?.is_empty() {
+        return Ok(None);
+    }
+    let mut length = [0; 4];
+    file.read_exact(&mut length)?;
+    let mut bytes = vec![0; u32::from_le_bytes(length) as usize];
+    file.read_exact(&mut bytes)?;
+    minicbor::decode(&bytes).map(Some).map_err(io::Error::other)
+}
+
 /// Returns the process's umask. It is read from /proc/self/status if possible, because umask(2) can read the mask only
 /// by setting it, which other threads would notice.
 pub(crate) fn umask() -> u32 {
@@ -226,10 +264,14 @@ pub(crate) fn umask() -> u32 {
     })
 }
 
+/// The limits on open files before [`raise_open_files`]. What this process runs for a user gets them.
+pub(crate) static OPEN_FILES: OnceLock<Rlimit> = OnceLock::new();
+
 /// Raises this process's limit on open files as far as possible. Deep trees, many large files at once and many
 /// connections take more descriptors than the 1024 with which most systems begin.
 pub(crate) fn raise_open_files() {
-    let (_, most) = limits::both(Resource::RLIMIT_NOFILE);
+    let (soft, most) = limits::both(Resource::RLIMIT_NOFILE);
+    OPEN_FILES.get_or_init(|| Rlimit { current: soft, maximum: most });
     // The limit may be that high already, or a container's rules may forbid this. Opening more files then fails at the
     // limit.
     let _ = setrlimit(process::Resource::Nofile, Rlimit { current: most, maximum: most });
@@ -276,6 +318,12 @@ pub(crate) fn write_at(file: impl AsFd, bytes: &[u8], position: u64) -> Result<(
         }
     }
     Ok(())
+}
+
+/// Writes cached data to the disk and drops the pages of this range, which goes to the end if `length` is 0. Pages are
+/// dropped even if nothing can be synced, as on some read-only file systems.
+pub(crate) fn evict(file: &OwnedFd, position: u64, length: u64) -> Result<(), Errno> {
+    fdatasync(file).and(fadvise(file, position, NonZeroU64::new(length), Advice::DontNeed))
 }
 
 /// Fills `target` from an offset on, or as far as the file goes. Returns the number of bytes read.

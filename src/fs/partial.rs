@@ -40,6 +40,9 @@ pub(crate) const REPLACED: &str = "its temporary name is gone or belongs to anot
 const NO_LOCKS: &str = "this file system has no locks, and it was modified a moment ago; \
                         if no copy is running, try again in a minute or remove it";
 
+/// Explanation for a directory that is kept because it may be anybody's.
+const NOT_MADE: &str = "nothing shows that a copy has made it; rename or remove it";
+
 /// How many seconds an entry must be left untouched before it is taken for a killed copy's.
 const QUIET_SECONDS: i64 = if cfg!(test) { 2 } else { 60 };
 
@@ -71,6 +74,7 @@ impl Blocked {
                 let user = shown_user(found.st_uid).unwrap_or_else(|| found.st_uid.to_string());
                 format!("it belongs to {user}; have it removed if no copy is writing to it")
             }
+            _ if error == Errno::NOTEMPTY => NOT_MADE.to_owned(),
             _ => String::new(),
         };
         let error = if error == Errno::NOLCK { Errno::BUSY } else { error };
@@ -152,18 +156,73 @@ pub(crate) fn open(directory: impl AsFd, name: &str, may_adopt: bool) -> Result<
     Err(Errno::BUSY.into())
 }
 
-/// Opens and locks a directory of this partial name. Returns the directory and whether an earlier transfer has left it.
+/// A directory under its partial name, locked.
+#[derive(Debug)]
+pub(crate) struct PartialTree {
+    pub fd: OwnedFd,
+    /// Whether an earlier transfer has left the directory.
+    pub was_left: bool,
+    pub lock: TreeLock,
+}
+
+/// The lock of a directory under its partial name for transfers on other hosts: an empty file beside the directory,
+/// locked as long as this exists. A lock of the directory itself does not leave this host: NFS, SMB and FUSE pass on
+/// locks of regular files only.
+#[derive(Debug)]
+pub(crate) struct TreeLock {
+    directory: OwnedFd,
+    name: String,
+    /// `None` if the file cannot be made. Then the lock of the directory has to do.
+    file: Option<OwnedFd>,
+}
+
+impl TreeLock {
+    /// # Errors
+    ///
+    /// `EBUSY` if another process holds the lock.
+    fn take(directory: BorrowedFd<'_>, tree: &CStr) -> Result<Self, Blocked> {
+        let (name, place) = (lock_of(tree), openat(directory, c".", PLACE, Mode::empty())?);
+        let file = match open_mark(directory, &name) {
+            Err(blocked) if blocked == Errno::BUSY.into() => return Err(blocked),
+            opened => opened.ok().map(|(file, _)| file),
+        };
+        Ok(Self { directory: place, name, file })
+    }
+}
+
+impl Drop for TreeLock {
+    fn drop(&mut self) {
+        if let Some(file) = &self.file {
+            remove_named(&self.directory, &*self.name, file);
+        }
+    }
+}
+
+/// Name of the file that is locked for a directory under this partial name. The partial name differs between users, so
+/// that theirs do.
+fn lock_of(tree: &CStr) -> String {
+    super::name_of(0, tree.to_bytes(), super::PARTIAL)
+}
+
+/// Opens and locks a directory of this partial name.
 ///
 /// A directory is resumed if no other user can have changed anything in it: it belongs to this user and is closed to
-/// others. Any other entry under the name is removed.
+/// others. Any other entry under the name is removed, except a directory that may be anybody's: see [`check_made`].
 ///
 /// # Errors
 ///
 /// As for [`open`].
-pub(crate) fn open_tree(directory: impl AsFd, name: &str) -> Result<(OwnedFd, bool), Blocked> {
+pub(crate) fn open_tree(directory: impl AsFd, name: &str) -> Result<PartialTree, Blocked> {
     let (fd, name) = (directory.as_fd(), &*c_name(name)?);
+    let tree_lock = TreeLock::take(fd, name)?;
+    let mark = if is_shared(fd)? { Mode::SVTX } else { Mode::empty() };
     for _ in 0..TRIES_MAX {
-        let is_new = match mkdirat(fd, name, Mode::RWXU) {
+        let made = match mkdirat(fd, name, Mode::RWXU | mark) {
+            // Not every file system has the bit.
+            Err(error) if error != Errno::EXIST && !mark.is_empty() => mkdirat(fd, name, Mode::RWXU),
+            made => made,
+        };
+        let is_new = match made {
             Ok(()) => true,
             Err(Errno::EXIST) => false,
             Err(error) => return Err(error.into()),
@@ -171,6 +230,8 @@ pub(crate) fn open_tree(directory: impl AsFd, name: &str) -> Result<(OwnedFd, bo
         let found = match open_directory(fd, name) {
             Ok(found) => found,
             Err(Errno::NOENT) => continue,
+            // A directory. `clear` could not open it either, and would find this lock of the tree to be held.
+            Err(error @ Errno::ACCESS) => return Err(Blocked::by(fd, name, error)),
             // A file, from a copy of a file to the same name.
             Err(_) => {
                 clear(fd, name)?;
@@ -185,11 +246,14 @@ pub(crate) fn open_tree(directory: impl AsFd, name: &str) -> Result<(OwnedFd, bo
         if !is_named(fd, name, &found) {
             continue;
         }
+        check_made(fd, &found).map_err(|error| Blocked::by(fd, name, error))?;
         if is_new || is_closed_to_others(&fstat(&found)?) {
-            return Ok((found, !is_new));
+            // It may have been empty.
+            mark_tree(fd, &found);
+            return Ok(PartialTree { fd: found, was_left: !is_new, lock: tree_lock });
         }
-        drop(found);
-        clear(fd, name)?;
+        // Emptied under this lock of the tree, which `clear` would find to be held.
+        empty(fd, name, &found).map_err(|error| Blocked::by(fd, name, error))?;
     }
     Err(Errno::BUSY.into())
 }
@@ -209,8 +273,8 @@ pub(crate) fn open_mark(directory: impl AsFd, name: &str) -> Result<(OwnedFd, bo
                 Err(Errno::NOENT) => continue,
                 Err(error @ (Errno::ACCESS | Errno::ROFS)) => return Err(error.into()),
                 // A directory, a link, or a socket.
-                Err(_) => {
-                    clear(fd, &c_name(name)?)?;
+                Err(error) => {
+                    remove_other(fd, name, error)?;
                     continue;
                 }
                 file => (file?, true),
@@ -225,12 +289,71 @@ pub(crate) fn open_mark(directory: impl AsFd, name: &str) -> Result<(OwnedFd, bo
             true if is_regular(&fstat(&file)?) => {
                 return Ok((file, was_there));
             }
-            true => clear(fd, &c_name(name)?)?,
+            true => remove_other(fd, name, Errno::BUSY)?,
             // The process that held the file was done with it and has removed it.
             false => {}
         }
     }
     Err(Errno::BUSY.into())
+}
+
+/// Removes what is not a file from the name of a mark or lock; a directory only if it is empty, because no copy has made
+/// it. `error`: why the entry was not opened.
+fn remove_other(directory: BorrowedFd<'_>, name: &str, error: Errno) -> Result<(), Blocked> {
+    let removed = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(found) if is_regular(&found) => Err(error),
+        Ok(found) if super::is_directory(&found) => unlinkat(directory, name, AtFlags::REMOVEDIR),
+        Ok(_) => unlinkat(directory, name, AtFlags::empty()),
+        Err(error) => Err(error),
+    };
+    match removed {
+        Err(Errno::NOENT) => Ok(()),
+        removed => removed.map_err(|error| Blocked::by(directory, name, error)),
+    }
+}
+
+/// Whether others may rename entries of a directory, and so may put anybody's directory under a temporary name.
+fn is_shared(directory: BorrowedFd<'_>) -> Result<bool, Errno> {
+    let stat = fstat(directory)?;
+    let is_foreign = ![0, rustix::process::geteuid().as_raw()].contains(&stat.st_uid);
+    Ok(is_foreign || stat.st_mode & 0o022 != 0 && stat.st_mode & Mode::SVTX.bits() == 0)
+}
+
+/// Checks that a directory under a temporary name is a copy's, or has nothing in it. Where others may rename entries, a
+/// copy's is marked by the sticky bit until it gets its final mode. Only an entry's owner can set that bit.
+///
+/// # Errors
+///
+/// `ENOTEMPTY` if the directory may be anybody's.
+fn check_made(parent: BorrowedFd<'_>, found: &OwnedFd) -> Result<(), Errno> {
+    if fstat(found)?.st_mode & Mode::SVTX.bits() != 0 || !is_shared(parent)? || !keeps_modes(parent) {
+        return Ok(());
+    }
+    for_each(found, |_| Err(Errno::NOTEMPTY))
+}
+
+/// Whether the file system keeps modes. Elsewhere nothing keeps others out of any directory.
+fn keeps_modes(directory: BorrowedFd<'_>) -> bool {
+    with_probe(directory, |_, file| fstat(file).is_ok_and(|stat| stat.st_mode & 0o777 == 0o600)) != Ok(false)
+}
+
+/// Marks a copy's directory that has no mark, where others may rename entries, so that the next copy goes on with it.
+pub(crate) fn mark_tree(parent: impl AsFd, tree: &OwnedFd) {
+    if let Ok(stat) = fstat(tree)
+        && stat.st_mode & 0o1777 != 0o1700
+        && is_shared(parent.as_fd()) == Ok(true)
+    {
+        let _ = rustix::fs::fchmod(tree, Mode::from_raw_mode(stat.st_mode & 0o6000 | 0o1700));
+    }
+}
+
+/// Takes the mark from a copy's directory that still has the mode with which it was made.
+pub(crate) fn unmark(tree: &OwnedFd) {
+    if let Ok(stat) = fstat(tree)
+        && stat.st_mode & 0o1777 == 0o1700
+    {
+        let _ = rustix::fs::fchmod(tree, Mode::from_raw_mode(stat.st_mode & 0o6777));
+    }
 }
 
 fn is_closed_to_others(stat: &Stat) -> bool {
@@ -351,22 +474,37 @@ fn clear(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Blocked> {
 }
 
 /// Removes what a killed run left under a temporary name. `EBUSY` if a live run holds it, `ENOLCK` if a run may hold
-/// it.
+/// it, `ENOTEMPTY` if it may be anybody's directory.
 pub(crate) fn make_way(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
+    for _ in 0..TRIES_MAX {
+        if has_made_way(directory, name)? {
+            return Ok(());
+        }
+    }
+    Err(Errno::BUSY)
+}
+
+/// Does the same. Returns false if another entry has taken the name meanwhile.
+fn has_made_way(directory: BorrowedFd<'_>, name: &CStr) -> Result<bool, Errno> {
     let found = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
-        Err(Errno::NOENT) => return Ok(()),
+        Err(Errno::NOENT) => return Ok(true),
         found => found?,
     };
     // False if a run that held the entry removed it before it was locked here: another run may have made its own since.
     let hold = |left: &OwnedFd, how| lock(directory, left, how).map(|()| is_named(directory, name, left));
-    match FileType::from_raw_mode(found.st_mode) {
+    let removed = match FileType::from_raw_mode(found.st_mode) {
+        // No copy has made it.
+        FileType::Directory if name.to_bytes().ends_with(super::UNFINISHED.as_bytes()) => {
+            unlinkat(directory, name, AtFlags::REMOVEDIR)
+        }
         FileType::Directory => {
+            let _lock = TreeLock::take(directory, name).map_err(|blocked| blocked.error)?;
             let left = open_directory(directory, name)?;
             if !hold(&left, EXCLUSIVE)? {
-                return make_way(directory, name);
+                return Ok(false);
             }
-            remove_contents(&left)?;
-            unlinkat(directory, name, AtFlags::REMOVEDIR)
+            check_made(directory, &left)?;
+            empty(directory, name, &left)
         }
         FileType::RegularFile => {
             let left = match open_to_lock(directory, name) {
@@ -382,14 +520,21 @@ pub(crate) fn make_way(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Err
                 held => held,
             });
             if !is_held? {
-                return make_way(directory, name);
+                return Ok(false);
             }
             // If it is locked exclusively, no copy takes the file over meanwhile.
             unlinkat(directory, name, AtFlags::empty())
         }
         // A link that was about to be renamed to its own name.
         _ => unlinkat(directory, name, AtFlags::empty()),
-    }
+    };
+    removed.map(|()| true)
+}
+
+/// Removes a directory that is locked, with everything in it.
+fn empty(parent: BorrowedFd<'_>, name: &CStr, directory: &OwnedFd) -> Result<(), Errno> {
+    remove_contents(directory)?;
+    unlinkat(parent, name, AtFlags::REMOVEDIR)
 }
 
 /// Opens a file to lock it: for writing if possible, because otherwise it cannot be locked exclusively over NFS.
@@ -479,8 +624,9 @@ pub(crate) fn remove_contents(directory: &OwnedFd) -> Result<(), Errno> {
 
 /// Removes all entries but directories, and returns the names of the directories.
 fn remove_files(directory: &OwnedFd) -> Result<Vec<CString>, Errno> {
-    // A mode that was set already, such as 0555, would prevent removals.
-    let _ = rustix::fs::fchmod(directory, Mode::RWXU);
+    // A mode that was set already, such as 0555, would prevent removals. The mark of a copy's directory stays.
+    let mark = fstat(directory).map_or(Mode::empty(), |stat| Mode::from_raw_mode(stat.st_mode) & Mode::SVTX);
+    let _ = rustix::fs::fchmod(directory, Mode::RWXU | mark);
     let (mut below, mut failure) = (Vec::new(), None);
     for_each::<Errno>(directory, |name| {
         match unlinkat(directory, name, AtFlags::empty()) {
@@ -536,209 +682,4 @@ pub(crate) fn publish_directory(parent: BorrowedFd<'_>, temporary: &CStr, name: 
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fs;
-    use std::os::unix::fs::{PermissionsExt, symlink};
-    use std::path::Path;
-
-    use super::*;
-    use crate::fs::close::tests::{fail_where, where_calls_fail};
-
-    fn directory(path: &Path) -> OwnedFd {
-        openat(rustix::fs::CWD, path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).expect("a directory")
-    }
-
-    #[test]
-    fn what_is_not_ours_alone_is_removed_and_not_written_to() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let (other, name) = (scratch.path().join("other"), scratch.path().join("name"));
-        let private = |path: &Path| {
-            fs::write(path, "precious").expect("a file");
-            fs::set_permissions(path, fs::Permissions::from_mode(0o600)).expect("ours");
-        };
-        private(&other);
-        let make: [(&str, &dyn Fn()); 6] = [
-            ("a directory with something in it", &|| fs::create_dir_all(name.join("deep/er")).expect("directories")),
-            ("another name of a file", &|| fs::hard_link(&other, &name).expect("a link")),
-            ("a link", &|| symlink(&other, &name).expect("a link")),
-            ("a link that leads nowhere", &|| symlink("nowhere", &name).expect("a link")),
-            ("a file that others may read", &|| fs::write(&name, "x").expect("a file")),
-            ("a FIFO", &|| {
-                let mode = Mode::RUSR | Mode::WUSR;
-                rustix::fs::mknodat(rustix::fs::CWD, &name, FileType::Fifo, mode, 0).expect("a FIFO");
-            }),
-        ];
-        for may_adopt in [false, true] {
-            for (what, make) in make {
-                make();
-                let (file, was_there) = open(directory(scratch.path()), "name", may_adopt).expect(what);
-                let stat = fstat(&file).expect("open");
-                assert!(!was_there && stat.st_nlink == 1 && stat.st_size == 0, "{what}");
-                assert_eq!(stat.st_mode, 0o100_600, "{what}");
-                assert_eq!(
-                    open(directory(scratch.path()), "name", may_adopt).expect_err("locked"),
-                    Errno::BUSY.into(),
-                    "{what}"
-                );
-                assert_eq!(fs::read(&other).expect("untouched"), b"precious", "{what}");
-                fs::remove_file(&name).expect("made");
-            }
-        }
-        let (mine, _) = open(directory(scratch.path()), "name", false).expect("made");
-        let is_mine = || is_named(directory(scratch.path()), "name", &mine);
-        assert!(is_mine());
-        fs::remove_file(&name).expect("made");
-        assert!(!is_mine());
-        private(&name);
-        assert!(!is_mine(), "another's");
-        assert!(open(directory(scratch.path()), "name", true).expect("left behind").1);
-        assert!(!open(directory(scratch.path()), "name", false).expect("made anew").1);
-        assert!(fs::read(&name).expect("made").is_empty());
-    }
-
-    #[test]
-    fn a_tree_is_gone_on_with_where_nobody_else_can_have_changed_it() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let name = scratch.path().join("name");
-        let opened = || open_tree(directory(scratch.path()), "name");
-        let chmod = |mode| fs::set_permissions(&name, fs::Permissions::from_mode(mode)).expect("ours");
-        let (first, was_there) = opened().expect("made");
-        assert!(!was_there && fstat(&first).expect("open").st_mode & 0o777 == 0o700);
-        fs::write(name.join("file"), "half").expect("a file");
-        assert_eq!(opened().expect_err("locked"), Errno::BUSY.into());
-        drop(first);
-        assert!(opened().expect("left").1);
-        assert!(name.join("file").exists());
-        for mode in [0o750, 0o701] {
-            chmod(mode);
-            assert!(!opened().expect("made anew").1, "{mode:o}");
-            assert!(!name.join("file").exists());
-            fs::write(name.join("file"), "half").expect("a file");
-        }
-        // Entries of other kinds are removed, except a file that is being written.
-        fs::remove_dir_all(&name).expect("ours");
-        symlink(scratch.path(), &name).expect("a link");
-        assert!(!opened().expect("made").1);
-        fs::remove_dir(&name).expect("empty");
-        let (held, _) = open(directory(scratch.path()), "name", false).expect("made");
-        assert_eq!(opened().expect_err("locked"), Errno::BUSY.into());
-        drop(held);
-        assert!(!opened().expect("made").1);
-    }
-
-    /// Over NFS, flock(2) gives EBADF for an exclusive lock through a descriptor that is open for reading only.
-    #[test]
-    fn what_is_left_is_opened_for_writing_before_it_is_locked() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let name = scratch.path().join("name");
-        fs::write(&name, "").expect("a file");
-        let top = directory(scratch.path());
-        let is_writable = |name: &CStr| {
-            let opened = open_to_lock(top.as_fd(), name).expect("it can be read");
-            rustix::fs::fcntl_getfl(opened).expect("open").contains(OFlags::RDWR)
-        };
-        assert!(is_writable(c"name"));
-        fs::set_permissions(&name, fs::Permissions::from_mode(0o400)).expect("ours");
-        assert_eq!(is_writable(c"name"), rustix::process::geteuid().is_root());
-        assert_eq!(make_way(top.as_fd(), c"name"), Ok(()));
-        assert!(!name.exists());
-        // A shared lock is enough to remove a file, if a live copy has not locked it, but not to write to it.
-        let where_exclusive_locks_fail = || {
-            fail_where(libc::SYS_flock, (1, (libc::LOCK_EX | libc::LOCK_NB) as u64), libc::EBADF);
-            fs::write(&name, "").expect("a file");
-            assert_eq!(open(&top, "name", true).expect_err("no lock").error, Errno::BADF);
-            let held = fs::File::open(&name).expect("it");
-            flock(&held, FlockOperation::LockExclusive).expect("a lock");
-            assert_eq!(make_way(top.as_fd(), c"name"), Err(Errno::BUSY));
-            drop(held);
-            assert_eq!(make_way(top.as_fd(), c"name"), Ok(()));
-        };
-        std::thread::scope(|scope| scope.spawn(where_exclusive_locks_fail).join()).expect("its end");
-        // ETXTBSY on most kernels.
-        let own = std::env::current_exe().expect("this program");
-        let above = directory(own.parent().expect("a directory"));
-        let own = CString::new(own.file_name().expect("a name").as_encoded_bytes()).expect("without a zero");
-        assert!(open_to_lock(above.as_fd(), &own).is_ok());
-    }
-
-    /// Filters of system calls that are older than renameat2 refuse it, with EPERM or ENOSYS.
-    #[test]
-    fn a_directory_is_published_without_renameat2_and_replaces_only_an_empty_one() {
-        for error in [libc::EPERM, libc::ENOSYS] {
-            for (old, expected) in
-                [("", Ok(())), ("empty", Ok(())), ("full", Err(Errno::NOTEMPTY)), ("file", Err(Errno::NOTDIR))]
-            {
-                let scratch = tempfile::tempdir().expect("a directory");
-                let name = scratch.path().join("name");
-                fs::create_dir_all(scratch.path().join("made/below")).expect("directories");
-                match old {
-                    "" => {}
-                    "file" => fs::write(&name, "precious").expect("a file"),
-                    _ => fs::create_dir(&name).expect("a directory"),
-                }
-                if old == "full" {
-                    fs::write(name.join("file"), "precious").expect("a file");
-                }
-                let top = directory(scratch.path());
-                let publish = || publish_directory(top.as_fd(), c"made", c"name");
-                assert_eq!(where_calls_fail(&[libc::SYS_renameat2], error, publish), expected, "{old}");
-                assert_eq!(name.join("below").exists(), expected.is_ok(), "{old}");
-            }
-        }
-    }
-
-    /// Without locks, an untouched entry counts as a killed copy's; until then, the explanation given for it is true.
-    #[test]
-    fn without_locks_what_is_quiet_is_gone_on_with() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let top = || directory(scratch.path());
-        for error in [libc::ENOSYS, libc::ENOLCK, libc::EOPNOTSUPP] {
-            where_calls_fail(&[libc::SYS_flock], error, || {
-                let tree = scratch.path().join("tree/below/it");
-                let both = || [open(top(), "file", true), open_tree(top(), "tree")];
-                assert!(both().iter().all(|made| made.as_ref().is_ok_and(|(_, was_there)| !was_there)));
-                fs::create_dir_all(&tree).expect("directories");
-                fs::create_dir_all(tree.with_file_name("beside")).expect("directories");
-                let is_said = |blocked: &Blocked| blocked.is_in_the_way && blocked.why == NO_LOCKS;
-                let are_held = || {
-                    let made = both();
-                    made.map(|made| made.is_err_and(|blocked| blocked.error == Errno::BUSY && is_said(&blocked)))
-                };
-                assert_eq!(are_held(), [true, true]);
-                std::thread::sleep(Duration::from_millis(3100));
-                // A finished file has the modification time of its source.
-                let file = fs::File::create(tree.join("file")).expect("a file");
-                file.set_modified(std::time::UNIX_EPOCH).expect("ours");
-                assert_eq!(are_held(), [false, true]);
-                std::thread::sleep(Duration::from_millis(3100));
-                assert!(both().iter().all(|made| made.as_ref().is_ok_and(|(_, was_there)| *was_there)));
-            });
-            fs::remove_file(scratch.path().join("file")).expect("ours");
-            fs::remove_dir_all(scratch.path().join("tree")).expect("ours");
-        }
-        // No other error is a sign of another copy.
-        drop(open(top(), "file", true).expect("made"));
-        where_calls_fail(&[libc::SYS_flock], libc::EIO, || {
-            assert_eq!(open(top(), "file", true).expect_err("unlocked").error, Errno::IO);
-        });
-    }
-
-    /// A transfer that was just killed holds its files for a moment longer.
-    #[test]
-    fn a_lock_is_waited_for_but_not_for_long() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let attempt = || open(directory(scratch.path()), "name", true);
-        let (held, _) = attempt().expect("made");
-        let soon = || Instant::now() + Duration::from_millis(300);
-        assert_eq!(patiently(soon(), || false, attempt).expect_err("locked"), Errno::BUSY.into());
-        assert_eq!(patiently(soon() + Duration::from_secs(60), || true, attempt).expect_err("over").error, Errno::BUSY);
-        std::thread::scope(|scope| {
-            scope.spawn(move || {
-                std::thread::sleep(Duration::from_millis(300));
-                drop(held);
-            });
-            let late = Instant::now() + Duration::from_secs(60);
-            assert!(patiently(late, || false, attempt).expect("it was released").1);
-        });
-    }
-}
+mod tests;

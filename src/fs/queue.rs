@@ -5,11 +5,13 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
+use nix::sys::resource::Resource;
 use rd_proto::control::IoFact;
 use rustix::fs::{FallocateFlags, fallocate};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 
 use super::{plain_fact, std_fact, temporary_directory, unlinked_anywhere};
+use crate::limits;
 
 /// How often a waiting thread checks whether it still should wait.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -49,10 +51,17 @@ impl DiskQueue {
             let detail = b"cannot make a file for --spool; set TMPDIR to another directory".to_vec();
             IoFact { detail, ..std_fact(temporary_directory().as_os_str(), &error) }
         })?;
-        match fallocate(&file, FallocateFlags::empty(), 0, bytes_max) {
-            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
+        match retry_on_intr(|| fallocate(&file, FallocateFlags::empty(), 0, bytes_max)) {
+            // A filter of system calls that is older than this one says that it is not permitted.
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM) => {}
             Err(error) => {
-                let detail = "not enough space for --spool; set TMPDIR to a directory with more, or spool less";
+                let is_limited = limits::soft(Resource::RLIMIT_FSIZE).is_some_and(|most| bytes_max > most);
+                let detail = match error {
+                    Errno::FBIG if is_limited => {
+                        "--spool is more than the file size limit (ulimit -f); raise it, or spool less"
+                    }
+                    _ => "not enough space for --spool; set TMPDIR to a directory with more, or spool less",
+                };
                 return Err(IoFact {
                     errno: error.raw_os_error(),
                     ..plain_fact(temporary_directory().as_os_str(), detail)
@@ -75,7 +84,7 @@ impl DiskQueue {
             let length = self.within(at, room.min(bytes.len() as u64));
             self.file.write_all_at(&bytes[..length], at % self.bytes_max).map_err(|error| failed(&error))?;
             bytes = &bytes[length..];
-            self.state().end += length as u64;
+            crate::locked(&self.state).end += length as u64;
             self.changed.notify_all();
         }
         Ok(())
@@ -83,7 +92,7 @@ impl DiskQueue {
 
     /// Marks the end: no more bytes are put in.
     pub(crate) fn end(&self) {
-        self.state().has_ended = true;
+        crate::locked(&self.state).has_ended = true;
         self.changed.notify_all();
     }
 
@@ -98,7 +107,7 @@ impl DiskQueue {
         drop(state);
         let length = self.within(at, there.min(buffer.len() as u64));
         self.file.read_exact_at(&mut buffer[..length], at % self.bytes_max).map_err(|error| failed(&error))?;
-        self.state().start += length as u64;
+        crate::locked(&self.state).start += length as u64;
         self.changed.notify_all();
         Ok(length)
     }
@@ -108,16 +117,12 @@ impl DiskQueue {
         bytes.min(self.bytes_max - at % self.bytes_max) as usize
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no panics under it")
-    }
-
     fn wait_until(
         &self,
         is_so: impl Fn(&State) -> bool,
         goes_on: &impl Fn() -> bool,
     ) -> Result<MutexGuard<'_, State>, Unqueued> {
-        let mut state = self.state();
+        let mut state = crate::locked(&self.state);
         loop {
             if !goes_on() {
                 return Err(Unqueued::Over);
@@ -179,6 +184,15 @@ mod tests {
         assert!(matches!(queue.take(&mut buffer, || false), Err(Unqueued::Over)));
         queue.end();
         assert!(matches!(queue.take(&mut buffer, || true), Ok(0)));
+    }
+
+    #[test]
+    fn space_that_nobody_may_reserve_is_used_without() {
+        use crate::fs::close::tests::where_calls_fail;
+
+        let is_made = || DiskQueue::new(4096).is_ok();
+        assert!(where_calls_fail(&[libc::SYS_fallocate], libc::EPERM, is_made));
+        assert!(!where_calls_fail(&[libc::SYS_fallocate], libc::ENOSPC, is_made));
     }
 
     #[test]

@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rd_proto::control::IoFact;
-use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{
     Access, AtFlags, CWD, FileType, Mode, OFlags, fchmod, fdatasync, fstat, fstatfs, openat, stat, statat,
 };
@@ -172,7 +171,7 @@ impl FileSink {
     pub fn write_at(&self, bytes: &[u8], position: u64) -> Result<(), IoFact> {
         // Direct writes wait for the disk, which several can do at once.
         let turn = self.turn.as_ref().filter(|_| !self.writes.are_direct(self.size_bytes));
-        let turn = turn.map(|turn| turn.lock().expect("no panics under it"));
+        let turn = turn.map(crate::locked);
         let written = self.bypass.write(&self.file, bytes, position, self.size_bytes, &self.writes);
         drop(turn);
         let write_out = || self.write_out.as_ref().map_or(Ok(()), |it| it.note(&self.file, bytes.len()));
@@ -308,15 +307,12 @@ impl StreamSink {
         Self { tee: Some(Box::new(tee)), ..self }
     }
 
-    /// Reports whether no reader is left, which a pipe or socket tells by its other end.
+    /// Reports whether no reader is left.
     pub fn is_unread(&self) -> bool {
-        if let Some(tee) = &self.tee {
-            return tee.is_gone();
+        match &self.tee {
+            Some(tee) => tee.is_gone(),
+            None => self.file.as_ref().is_some_and(standard::is_unread),
         }
-        let Some(file) = &self.file else { return false };
-        let mut polled = [PollFd::from_borrowed_fd(file.as_fd(), PollFlags::empty())];
-        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut polled, Some(&now)).is_ok_and(|count| count > 0) && polled[0].revents().contains(PollFlags::ERR)
     }
 
     /// Ends the stream after its last byte, and asks the file system for the result of all writes.
@@ -399,6 +395,18 @@ mod tests {
         let settled = |kind| where_calls_fail(&[libc::SYS_fdatasync], libc::EIO, || settle(&file, kind));
         assert_eq!(settled(FileType::BlockDevice), Err(Errno::IO));
         assert_eq!(settled(FileType::RegularFile), Ok(()));
+    }
+
+    #[test]
+    fn a_closed_socket_has_no_reader_although_nothing_was_lost() {
+        let (ours, mut theirs) = std::os::unix::net::UnixStream::pair().expect("sockets");
+        let mut sink = StreamSink::new(File::from(OwnedFd::from(ours)), OsStr::new("socket"));
+        sink.write_all(b"1").expect("room");
+        std::io::Read::read_exact(&mut theirs, &mut [0]).expect("it");
+        theirs.shutdown(std::net::Shutdown::Write).expect("open");
+        assert!(!sink.is_unread(), "it only has nothing to say");
+        drop(theirs);
+        assert!(sink.is_unread());
     }
 
     #[test]

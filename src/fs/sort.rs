@@ -13,7 +13,8 @@ use super::{unlinked, unlinked_anywhere};
 /// Maximum size of the keys and values held in memory, in bytes.
 const BUFFER_BYTES: usize = 4 << 20;
 
-/// Maximum number of runs in the file. At this number they are merged into one, so that merging needs no more memory.
+/// Number of runs of one level that are merged into one of the next. So each record is merged once for each level, and
+/// a thousand times as much data has less than two levels more.
 const RUNS_MAX: usize = 64;
 
 /// Number of bytes of a run read or written at once.
@@ -27,8 +28,9 @@ pub(crate) struct Sorter {
     records: Vec<(usize, usize, usize)>,
     /// The file for runs; made when it is first needed.
     file: Option<Arc<File>>,
-    /// Where each run ends in the file.
-    runs: Vec<u64>,
+    /// Where each run ends in the file, and its level: how often its records have been merged. Later runs have lower
+    /// levels.
+    runs: Vec<(u64, u8)>,
     buffer_bytes: usize,
     runs_max: usize,
 }
@@ -78,7 +80,7 @@ impl Sorter {
             return Ok(Sorted::Memory { sorter: self, next: 0 });
         }
         self.spill()?;
-        Ok(Sorted::Runs(Merge::new(&self.file()?, &self.runs)?))
+        Ok(Sorted::Runs(Merge::new(&self.file()?, 0, &self.runs)?))
     }
 
     fn file(&mut self) -> io::Result<Arc<File>> {
@@ -109,34 +111,43 @@ impl Sorter {
     fn spill(&mut self) -> io::Result<()> {
         self.sort();
         let file = self.file()?;
-        let mut out = Run::begin(&file, self.runs.last().copied().unwrap_or_default());
+        let mut out = Run::begin(&file, self.runs.last().map_or(0, |run| run.0));
         for (key, value) in (0..self.records.len()).filter_map(|at| self.record(at)) {
             out.write(key, value)?;
         }
-        self.runs.push(out.end()?);
+        self.runs.push((out.end()?, 0));
         self.bytes.clear();
         self.records.clear();
-        if self.runs.len() == self.runs_max {
-            self.merge_runs(&file)?;
+        while let Some(first) = self.full_level() {
+            self.merge_runs(&file, first)?;
         }
         Ok(())
     }
 
-    /// Merges all runs into one, which is written behind them and then moved to the beginning of the file.
-    fn merge_runs(&mut self, file: &Arc<File>) -> io::Result<()> {
-        let start = self.runs.last().copied().unwrap_or_default();
+    /// Returns the index of the first run of the lowest level, if there are as many of that level as may be.
+    fn full_level(&self) -> Option<usize> {
+        let first = self.runs.partition_point(|run| run.1 > self.runs[self.runs.len() - 1].1);
+        (self.runs.len() - first == self.runs_max).then_some(first)
+    }
+
+    /// Merges the runs from `first` on into one, which is written behind them and then moved to their place.
+    fn merge_runs(&mut self, file: &Arc<File>, first: usize) -> io::Result<()> {
+        let base = if first == 0 { 0 } else { self.runs[first - 1].0 };
+        let (start, level) = self.runs[self.runs.len() - 1];
         let mut out = Run::begin(file, start);
-        let mut merge = Merge::new(file, &self.runs)?;
+        let mut merge = Merge::new(file, base, &self.runs[first..])?;
         while let Some((key, value)) = merge.next()? {
             out.write(key, value)?;
         }
         let end = out.end()?;
-        let mut moved = BufWriter::with_capacity(RUN_READ_BYTES, At(Arc::clone(file), 0));
+        let mut moved = BufWriter::with_capacity(RUN_READ_BYTES, At(Arc::clone(file), base));
         io::copy(&mut At(Arc::clone(file), start).take(end - start), &mut moved)?;
         moved.flush()?;
         drop(moved);
-        file.set_len(end - start)?;
-        self.runs = vec![end - start];
+        let end = base + (end - start);
+        file.set_len(end)?;
+        self.runs.truncate(first);
+        self.runs.push((end, level + 1));
         Ok(())
     }
 }
@@ -229,14 +240,16 @@ pub(crate) struct Merge {
 }
 
 impl Merge {
-    fn new(file: &Arc<File>, ends: &[u64]) -> io::Result<Self> {
-        let starts = [0].into_iter().chain(ends.iter().copied());
-        let run = |(start, end): (u64, &u64)| {
+    /// Begins with the first records of these runs, which lie one behind another from `base` on.
+    fn new(file: &Arc<File>, base: u64, runs: &[(u64, u8)]) -> io::Result<Self> {
+        let starts = [base].into_iter().chain(runs.iter().map(|run| run.0));
+        let run = |(start, (end, _)): (u64, &(u64, u8))| {
             BufReader::with_capacity(RUN_READ_BYTES, At(Arc::clone(file), start).take(end - start))
         };
-        let runs = starts.zip(ends).map(run).collect();
+        let count = runs.len();
+        let runs = starts.zip(runs).map(run).collect();
         let mut merge = Self { runs, heads: BinaryHeap::new(), last: None };
-        (0..ends.len()).try_for_each(|number| merge.read(number))?;
+        (0..count).try_for_each(|number| merge.read(number))?;
         Ok(merge)
     }
 
@@ -292,7 +305,10 @@ mod tests {
             for (number, (key, length)) in lines.into_iter().enumerate() {
                 let (key, line) = (key.to_string().into_bytes(), format!("{number}{}", " ".repeat(length)).into_bytes());
                 sorter.push(&key, &line).expect("taken");
-                prop_assert!(sorter.bytes.len() <= buffer_bytes + 100 && sorter.runs.len() < runs_max);
+                let lowest = sorter.runs.last().map_or(0, |run| run.1);
+                let of_lowest = sorter.runs.iter().filter(|run| run.1 == lowest).count();
+                prop_assert!(sorter.bytes.len() <= buffer_bytes + 100 && of_lowest < runs_max);
+                prop_assert!(sorter.runs.is_sorted_by(|one, next| one.1 >= next.1 && one.0 < next.0));
                 expected.insert(key, line);
             }
             let mut came = Vec::new();
@@ -302,5 +318,23 @@ mod tests {
             }
             prop_assert_eq!(came, expected.into_iter().collect::<Vec<_>>());
         }
+    }
+
+    #[test]
+    fn what_is_merged_grows_with_the_logarithm_of_the_data() {
+        let mut sorter = Sorter::new(&std::env::temp_dir()).expect("a file");
+        (sorter.buffer_bytes, sorter.runs_max) = (1, 4);
+        // Each record but the last is a run.
+        for number in 0..=1000_u32 {
+            sorter.push(&number.to_be_bytes(), b"value").expect("taken");
+        }
+        let levels: Vec<u8> = sorter.runs.iter().map(|run| run.1).collect();
+        assert_eq!(levels, [4, 4, 4, 3, 3, 3, 2, 2, 1, 1], "1000 to base 4");
+        let mut sorted = sorter.finish().expect("sorted");
+        for number in 0..=1000_u32 {
+            let (key, value) = sorted.next().expect("read").expect("a record");
+            assert_eq!((key, value), (&number.to_be_bytes()[..], &b"value"[..]));
+        }
+        assert!(sorted.next().expect("read").is_none());
     }
 }

@@ -2,6 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
+use std::io::IoSliceMut;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,8 +11,10 @@ use std::time::{Duration, Instant};
 
 use rd_proto::control::IoFact;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, fstatfs, tell};
-use rustix::io::{Errno, read};
+use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, fstatfs, major, tell};
+use rustix::io::{Errno, read, readv};
+use rustix::net::{RecvFlags, SocketType, recv, sockopt};
+use rustix::param::page_size;
 
 use super::direct::{Bypass, Cold, Tally};
 use super::{described, io_fact, is_directory, plain_fact, read_up_to, standard};
@@ -75,7 +78,7 @@ impl Source {
         if is_directory(&stat) {
             return Err(io_fact(name, Errno::ISDIR));
         }
-        if standard::is_taken(&file) {
+        if standard::is_taken(&file) || standard::is_input(name) && standard::was_closed(0) {
             return Err(io_fact(name, Errno::BADF));
         }
         Ok(File::from(file))
@@ -105,6 +108,7 @@ impl Source {
                         next,
                         unread,
                         bypass: Bypass::default(),
+                        may_grow: false,
                     }));
                 }
             }
@@ -130,11 +134,11 @@ impl Source {
     }
 
     /// Returns the source in a form for callers that wait for an answer: data after a pause goes out at once, and data
-    /// without a pause waits at most `PROMPT_PAUSE_MAX` for more.
+    /// without a pause waits at most `PROMPT_PAUSE_MAX` for more. A file may grow meanwhile, as it may for ssh.
     pub fn prompt(self) -> Self {
         match self {
             Self::Stream(stream) => Self::Stream(StreamSource { is_prompt: true, ..stream }),
-            file @ Self::File(_) => file,
+            Self::File(file) => Self::File(FileSource { may_grow: true, ..file }),
         }
     }
 
@@ -161,12 +165,15 @@ pub struct FileSource {
     /// Number of bytes for which [`FileSource::note_read`] has not been called yet.
     unread: AtomicU64,
     bypass: Bypass,
+    /// Whether a file that has grown while it was read is no failure, also if it was changed besides. What was appended
+    /// is not read.
+    may_grow: bool,
 }
 
 impl FileSource {
     /// Takes the next part to read, of at most `bytes` bytes; `None` when all have been taken.
     pub fn next_part(&self, bytes: usize) -> Option<Part> {
-        let mut next = self.next.lock().expect("no panic with it locked");
+        let mut next = crate::locked(&self.next);
         let (sequence, position) = *next;
         if position == self.size {
             return None;
@@ -218,6 +225,9 @@ impl FileSource {
     pub fn note_read(&self, bytes: usize) -> Result<(), IoFact> {
         let bytes = bytes as u64;
         if self.unread.fetch_sub(bytes, Ordering::AcqRel) > bytes {
+            return Ok(());
+        }
+        if self.may_grow && described(&self.file).is_ok_and(|now| now.st_size > self.stat.st_size) {
             return Ok(());
         }
         check_unchanged(&self.file, &self.name, &self.stat).inspect_err(|_| {
@@ -288,6 +298,11 @@ pub(crate) fn change(before: &Stat, now: &Stat) -> Option<&'static str> {
 pub struct StreamSource {
     input: Input,
     name: OsString,
+    /// How much room each read needs, in bytes, because the kernel throws away what of a message does not fit:
+    /// `usize::MAX` for messages of any length.
+    room: usize,
+    /// What a read of a pipe has taken beyond the end of its part. It begins the next part.
+    carried: Vec<u8>,
     sequence: u64,
     position: u64,
     ended: bool,
@@ -303,13 +318,23 @@ enum Input {
     Memory(Duration, Option<Instant>),
 }
 
+/// Major device number of SCSI tapes (devices.txt of the kernel).
+const TAPE: u32 = 9;
+
 /// Distance between the bytes that are touched in a part of memory. A page that was never written to has no memory of
 /// its own.
 const TOUCH_BYTES: usize = 4096;
 
 impl StreamSource {
     fn new(input: Input, name: OsString) -> Self {
-        Self { input, name, sequence: 0, position: 0, ended: false, is_prompt: false, cut: Arc::default() }
+        let room = if let Input::File(file) = &input { room_for(file) } else { 1 };
+        let (carried, cut) = (Vec::new(), Arc::default());
+        Self { input, name, room, carried, sequence: 0, position: 0, ended: false, is_prompt: false, cut }
+    }
+
+    /// Whether each read takes one message, of any length. Its end is lost if a part has no room for it.
+    pub fn has_messages(&self) -> bool {
+        self.room == usize::MAX
     }
 
     /// Whether the stream has been ended before its time, so that its end is not that of its data.
@@ -360,14 +385,16 @@ impl StreamSource {
             (false, false) => PAUSE_MAX,
         };
         // Not by a read without limit: the stream's writer would not notice that the stream is no longer read.
-        while !is_ready(file, &self.name, LOOK_EVERY)? {
+        while self.carried.is_empty() && !is_ready(file, &self.name, LOOK_EVERY)? {
             if over.load(Ordering::Relaxed) {
                 self.ended = true;
                 return Ok(None);
             }
         }
-        let mut length = 0;
-        let mut first_byte: Option<Instant> = None;
+        let mut length = self.carried.len().min(target.len());
+        target[..length].copy_from_slice(&self.carried[..length]);
+        self.carried.drain(..length);
+        let mut first_byte = (length > 0).then(Instant::now);
         while length < target.len() {
             if let Some(since) = first_byte {
                 let is_congested = is_congested.load(Ordering::Relaxed);
@@ -388,8 +415,11 @@ impl StreamSource {
                     }
                     break;
                 }
+                if self.has_messages() && !fits(file, target.len() - length) {
+                    break;
+                }
             }
-            match read(file, &mut target[length..]) {
+            match read_once(file, &mut target[length..], self.room, &mut self.carried) {
                 Ok(0) => {
                     self.ended = true;
                     break;
@@ -407,6 +437,45 @@ impl StreamSource {
             }
         }
         Ok(Some(self.part(length)))
+    }
+}
+
+/// Returns the `room` of a [`StreamSource`] that reads this file.
+fn room_for(file: &File) -> usize {
+    let Ok(stat) = fstat(file) else { return 1 };
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Socket if sockopt::socket_type(file) != Ok(SocketType::STREAM) => usize::MAX,
+        // A read takes one block, of any length.
+        FileType::CharacterDevice if major(stat.st_rdev) == TAPE => usize::MAX,
+        // A writer with O_DIRECT, which this end cannot see, writes messages of at most a page.
+        FileType::Fifo => page_size(),
+        _ => 1,
+    }
+}
+
+/// Whether the message that a socket has next is no longer than this. Never for a tape, which does not tell.
+fn fits(file: &File, length_max: usize) -> bool {
+    let flags = RecvFlags::PEEK | RecvFlags::TRUNC | RecvFlags::DONTWAIT;
+    recv(file, &mut [0_u8; 0], flags).is_ok_and(|(_, length)| length <= length_max)
+}
+
+/// Reads once, from a file that needs this much room. What does not fit into `target` goes to `beyond`, which is empty.
+/// `EMSGSIZE` if a socket's message is longer than `target`.
+fn read_once(file: &File, target: &mut [u8], room: usize, beyond: &mut Vec<u8>) -> Result<usize, Errno> {
+    let length = target.len();
+    if length >= room {
+        return read(file, target);
+    }
+    if room < usize::MAX {
+        beyond.resize(room, 0);
+        let taken = readv(file, &mut [IoSliceMut::new(target), IoSliceMut::new(beyond)]);
+        beyond.truncate(taken.map_or(0, |taken| taken.saturating_sub(length)));
+        return taken.map(|taken| taken.min(length));
+    }
+    match recv(file, &mut *target, RecvFlags::TRUNC) {
+        Ok((_, taken)) if taken > length => Err(Errno::MSGSIZE),
+        Err(Errno::NOTSOCK) => read(file, target),
+        received => received.map(|(_, taken)| taken),
     }
 }
 
@@ -441,6 +510,65 @@ mod tests {
             over.store(true, Ordering::Relaxed);
             assert_eq!(reader.join().expect("no panic"), Ok(None));
         });
+    }
+
+    /// Returns the parts of a stream, up to its last part or its failure. Waits until they are full.
+    fn parts(file: impl Into<std::os::fd::OwnedFd>, part_bytes: usize) -> (Vec<Vec<u8>>, Option<IoFact>) {
+        let source = Source::new(File::from(file.into()), OsStr::new("stream"), part_bytes);
+        let Ok(Source::Stream(mut stream)) = source else { panic!("a stream") };
+        let (mut parts, mut position) = (Vec::new(), 0);
+        let (is_congested, over) = (AtomicBool::new(true), AtomicBool::new(false));
+        loop {
+            let mut target = vec![0; part_bytes];
+            match stream.next_part(&mut target, &is_congested, &over) {
+                Ok(None) => return (parts, None),
+                Ok(Some(part)) => {
+                    assert_eq!(part.position, position);
+                    position += part.length as u64;
+                    target.truncate(part.length);
+                    parts.push(target);
+                }
+                Err(fact) => return (parts, Some(fact)),
+            }
+        }
+    }
+
+    #[test]
+    fn no_message_is_cut_and_short_ones_share_a_part() {
+        use rustix::net::{AddressFamily, SocketFlags, socketpair};
+        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+        let (ours, theirs) = pair.expect("sockets");
+        for bytes in [100, 300, 600, 600, 600, 1000, 1500] {
+            assert_eq!(rustix::io::write(&ours, &[7; 1500][..bytes]), Ok(bytes));
+        }
+        let too_long = io_fact(OsStr::new("stream"), Errno::MSGSIZE);
+        assert_eq!(parts(theirs, 1000), ([1000, 600, 600, 1000].map(|bytes| vec![7; bytes]).into(), Some(too_long)));
+    }
+
+    /// Data is written past the page cache only if it begins at a page.
+    #[test]
+    fn parts_of_a_pipe_are_full_however_it_is_written() {
+        let page = page_size();
+        for (flags, bytes) in [(OFlags::empty(), page + 1), (OFlags::DIRECT, 3000), (OFlags::DIRECT, page)] {
+            for part_bytes in [100, 2 * page, 2 * page + 100] {
+                let (read, mut write) = std::io::pipe().expect("a pipe");
+                // Only the writer's end is told to keep what it writes apart.
+                rustix::fs::fcntl_setfl(&write, flags).expect("a flag");
+                let all: Vec<u8> = (0..7 * bytes).map(|at| (at / 3) as u8).collect();
+                let written = all.clone();
+                let writer = std::thread::spawn(move || {
+                    for piece in written.chunks(bytes) {
+                        write.write_all(piece).expect("a reader");
+                        std::thread::sleep(Duration::from_millis(2));
+                    }
+                });
+                let (parts, failed) = parts(read, part_bytes);
+                writer.join().expect("no panic");
+                let (_, full) = parts.split_last().expect("some");
+                assert!(full.iter().all(|part| part.len() == part_bytes), "{flags:?} {bytes} {part_bytes}");
+                assert!(parts.concat() == all && failed.is_none(), "{flags:?} {bytes} {part_bytes}: {failed:?}");
+            }
+        }
     }
 
     #[test]
@@ -516,6 +644,22 @@ mod tests {
         assert_eq!(file.note_read(1000), Ok(()), "parts are missing still, so that nobody takes it for the file");
         for _ in 0..2 {
             assert_eq!(file.note_read(500), Err(plain_fact(OsStr::new("f"), "changed size while it was read")));
+        }
+    }
+
+    /// As a log does while ssh reads it.
+    #[test]
+    fn a_file_may_grow_for_who_waits_for_an_answer() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("f");
+        for (contents, is_well) in [(&[7; 2600][..], true), (&[8; 2500], false), (&[7; 2400], false)] {
+            std::fs::write(&path, [7; 2500]).expect("a file");
+            let source = Source::new(Source::open(&path).expect("a file"), OsStr::new("f"), 5000).map(Source::prompt);
+            let Ok(Source::File(file)) = source else { panic!("a file") };
+            // The clock of a file system ticks at least 100 times a second.
+            std::thread::sleep(Duration::from_millis(20));
+            std::fs::write(&path, contents).expect("a file");
+            assert_eq!(file.note_read(2500).is_ok(), is_well, "{} bytes", contents.len());
         }
     }
 }

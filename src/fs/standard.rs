@@ -1,7 +1,7 @@
 //! Standard input and output as this process was given them.
 //!
-//! If one of them is closed, Rust's runtime opens /dev/null in its place before `main`. Nothing would then be sent, or
-//! everything received would be lost, and both would count as success.
+//! If one of them, or standard error, is closed, Rust's runtime opens /dev/null in its place before `main`. Nothing
+//! would then be sent, or everything received would be lost, and both would count as success.
 
 #![allow(unsafe_code, reason = "descriptors are checked before the runtime does")]
 
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use rd_proto::control::IoFact;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::fstat;
 use rustix::io::Errno;
 
@@ -32,7 +32,7 @@ static CLOSED: AtomicU8 = AtomicU8::new(0);
 static LOOK: extern "C" fn() = look;
 
 extern "C" fn look() {
-    for descriptor in 0..=1 {
+    for descriptor in 0..=2 {
         // SAFETY: asking for the flags of a number that is no descriptor has no effect but an error.
         if unsafe { libc::fcntl(descriptor, libc::F_GETFD) } == -1 {
             CLOSED.fetch_or(1 << descriptor, Ordering::Relaxed);
@@ -79,6 +79,15 @@ pub(crate) fn write_all(file: impl AsFd, mut bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
+/// Reports whether no reader is left, which a pipe or socket tells by its other end.
+pub fn is_unread(file: impl AsFd) -> bool {
+    let mut polled = [PollFd::new(&file, PollFlags::empty())];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    // HUP alone: a socket whose reader had read everything before it closed its end.
+    poll(&mut polled, Some(&now)).is_ok_and(|count| count > 0)
+        && polled[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
+}
+
 /// Name of standard input in messages.
 pub const INPUT: &str = "standard input";
 
@@ -123,6 +132,11 @@ pub fn is_given(number: RawFd) -> bool {
     let flags = unsafe { libc::fcntl(number, libc::F_GETFD) };
     // Descriptors that this process opens are closed on exec.
     flags != -1 && flags & libc::FD_CLOEXEC == 0 && !was_closed(number)
+}
+
+/// Reports whether a path is another name of standard input.
+pub fn is_input(path: &OsStr) -> bool {
+    matches!(path.as_bytes(), b"/dev/stdin" | b"/dev/fd/0" | b"/proc/self/fd/0")
 }
 
 /// Reports whether a path is another name of standard output.
@@ -180,7 +194,7 @@ pub struct Unwritten(MutexGuard<'static, Begun>);
 impl Unwritten {
     /// Makes sessions wait. `None` if a session has already written to standard output.
     pub fn hold() -> Option<Self> {
-        let begun = BEGUN.lock().expect("no panic with it locked");
+        let begun = crate::locked(&BEGUN);
         (!begun.has_begun).then_some(Self(begun))
     }
 
@@ -211,7 +225,7 @@ pub(super) fn guard() -> Option<Text> {
 
 /// Must be called before a session writes to standard output.
 pub(super) fn begin_output() {
-    let mut begun = BEGUN.lock().expect("no panic with it locked");
+    let mut begun = crate::locked(&BEGUN);
     begun.has_begun = true;
     if let Some(before) = begun.before.take() {
         before();
@@ -226,6 +240,6 @@ fn duplicate(number: RawFd, descriptor: BorrowedFd<'_>) -> Result<File> {
 }
 
 /// Reports whether a standard descriptor was closed when this process started.
-fn was_closed(number: RawFd) -> bool {
-    (0..=1).contains(&number) && CLOSED.load(Ordering::Relaxed) & 1 << number != 0
+pub(super) fn was_closed(number: RawFd) -> bool {
+    (0..=2).contains(&number) && CLOSED.load(Ordering::Relaxed) & 1 << number != 0
 }

@@ -1,8 +1,6 @@
 //! Counts how often a thread has waited.
 
-#![allow(unsafe_code, reason = "getrusage of a thread, which rustix has not")]
-
-use std::mem::MaybeUninit;
+use nix::sys::resource::{Usage, UsageWho, getrusage};
 
 /// What a thread has waited for so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,11 +13,9 @@ pub struct ThreadWaits {
 
 /// Returns what the calling thread has waited for so far.
 pub fn waits_of_thread() -> ThreadWaits {
-    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: the kernel fills a structure of this type, or leaves it all zero, which is a valid value of the type.
-    let usage = unsafe {
-        libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
-        usage.assume_init()
+    let told = |usage: Usage| ThreadWaits {
+        slept: usage.voluntary_context_switches() as u64,
+        blocks: usage.block_reads() as u64,
     };
-    ThreadWaits { slept: usage.ru_nvcsw as u64, blocks: usage.ru_inblock as u64 }
+    getrusage(UsageWho::RUSAGE_THREAD).map(told).unwrap_or_default()
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::termios::{LocalModes, tcgetattr};
 
 use super::launching::{AgentChoice, HELLO_MAX, Heard, NotBegun, Remote, SIGNAL_MAX};
-use super::{Job, Link, Update};
+use super::{Job, Update};
 use crate::control::frames::Message;
 use crate::fault::{Exit, Failure};
 use crate::signals;
@@ -44,10 +44,7 @@ impl Job {
     }
 
     fn remote_mut(&mut self, host: usize) -> Option<&mut Remote> {
-        match &mut self.hosts[host].link {
-            Link::Here(_) => None,
-            Link::There(remote) => Some(remote),
-        }
+        self.hosts[host].remote.as_mut()
     }
 
     /// Starts the hosts whose turn it is, in the order in which they were named, and one of the hosts that have to ask
@@ -139,7 +136,13 @@ impl Job {
         let due = self.remotes().filter_map(|(_, remote)| remote.due()).min();
         let waits = self.remotes().any(|(_, remote)| remote.is_waiting());
         let turns = self.remotes().filter(|(_, remote)| waits && remote.takes_turn());
-        turns.filter_map(|(_, remote)| remote.turn_ends()).chain(due).min()
+        // A host whose pause is over may have to wait for its turn as well.
+        let (now, may_start) = (Instant::now(), self.may_start());
+        let may_begin = |remote: &Remote| if remote.waits_to_ask() { !self.is_any_asking() } else { may_start };
+        let pauses = self
+            .remotes()
+            .filter_map(|(_, remote)| remote.pause_ends().filter(|&ends| ends > now || may_begin(remote)));
+        turns.filter_map(|(_, remote)| remote.turn_ends()).chain(pauses).chain(due).min()
     }
 
     pub(super) fn see_to_arrivals(&mut self) {
@@ -157,11 +160,14 @@ impl Job {
     fn see_to(&mut self, host: usize) {
         let launcher = self.setup.launcher.clone();
         let now = Instant::now();
+        let is_alone = self.remotes().count() < 2;
         let Some(remote) = self.remote_mut(host) else { return };
         let outcome = match remote.why_silent(&launcher) {
             Some(NotBegun::MustAsk) => Ok(()),
             Some(NotBegun::NoUse(failure)) => remote.pass_installed(&launcher, failure),
-            Some(NotBegun::Failed(failure)) => Err(failure),
+            // A single login is not one of too many.
+            Some(NotBegun::TurnedAway(failure)) if !is_alone => remote.pause(failure),
+            Some(NotBegun::TurnedAway(failure) | NotBegun::Failed(failure)) => Err(failure),
             // The launcher asks for something, or is in trouble, so the user should see what it prints.
             None if remote.due().is_some_and(|due| due <= now) => remote.late(),
             None => Ok(()),

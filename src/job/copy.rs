@@ -44,9 +44,11 @@ const NOT_EMPTIED: &str = "was not emptied";
 const UNKNOWN_OWNERS: [(&str, &str); 2] =
     [("--chown: this host has no such user", "user"), ("--chown: this host has no such group", "group")];
 
-/// How long an end may take to answer a question about its files, or to find the next of several sources. Some file
-/// systems are slow to wake.
+/// How long an end may take to answer a question about its files. Some file systems are slow to wake.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
+
+/// How long an end may take to find the next entry that matches a pattern: `h:/lustre/*/*/rare` lists many directories.
+const SEARCH_MAX: Duration = Duration::from_secs(15 * 60);
 
 /// Limits on what is printed for another host: lines, and failed entries other than the sources that the user named. An
 /// honest end stays below both limits; a hostile end could go on for ever.
@@ -241,9 +243,9 @@ impl<'a> Copy<'a> {
     /// Describes a fault on a host for a person.
     fn failure(&self, host: usize, fault: &Fault) -> Failure {
         let mut failure = self.job.failure(host, fault);
-        if let (Some(line), [source], true) =
-            (&mut failure.message, &self.plan.sources[..], fault.detail.starts_with(NOT_EMPTIED))
-        {
+        // Of a list, the path at DST tells which source is empty.
+        let is_source = fault.detail.starts_with(NOT_EMPTIED) && self.plan.only.is_none();
+        if let (Some(line), [source], true) = (&mut failure.message, &self.plan.sources[..], is_source) {
             *line = line.replace("the source is", &format!("{} is", name_at(source.host(), source.path().as_bytes())));
         }
         let unknown = UNKNOWN_OWNERS.into_iter().find(|(end, _)| fault.detail.ends_with(*end));
@@ -338,12 +340,13 @@ impl<'a> Copy<'a> {
     }
 
     /// Handles the loss of an agent. If the session's other end is still there, the session continues as long as it has
-    /// lanes, unless only the lost end knows what is to be printed or written to a manifest.
+    /// lanes, or may get new ones if it lost them long before. It does not continue if only the lost end knows what is
+    /// to be printed or written to a manifest.
     fn lose(&mut self, host: usize) -> Result<(), Failure> {
         let Some(hop) = self.hop else { return Err(self.job.lost(host)) };
         let sides = self.job.hops[hop].sides();
         let Some(&lost) = sides.iter().find(|&&side| self.job.hops[hop].host(side) == host) else { return Ok(()) };
-        let is_heeded = lost == Side::To && self.job.takes_entries() && self.job.hops[hop].report(lost).is_none();
+        let is_heeded = lost == Side::To && self.job.entries.is_some() && self.job.hops[hop].report(lost).is_none();
         let other = sides.iter().copied().find(|&side| !self.job.hosts[self.job.hops[hop].host(side)].gone);
         let other = other.filter(|_| !is_heeded);
         if let Some(other) = other.filter(|&other| other != lost && self.job.hops[hop].has_met()) {

@@ -44,11 +44,6 @@ impl Job {
         Ok(())
     }
 
-    /// Whether the ends are to report entries.
-    pub(super) fn takes_entries(&self) -> bool {
-        self.entries.is_some()
-    }
-
     /// Takes entries that an end of a hop reports.
     pub(super) fn hear_entries(&mut self, hop: usize, side: Side, mut entries: Vec<Entry>) {
         let (end, host) = (self.hops[hop].ends[side as usize], self.hops[hop].host(side));

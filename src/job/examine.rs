@@ -48,9 +48,9 @@ impl Examination<'_> {
         let mut job = Job::new(self.setup.clone(), false).map_err(unexamined)?;
         let there = job.host(self.host).map_err(unexamined)?;
         if let Err(failure) = job.greet() {
-            return Err(NoWay { lacks_agent: job.remote(there).is_some_and(|remote| remote.lacks_agent()), failure });
+            return Err(NoWay { lacks_agent: job.remote(there).is_some_and(|remote| remote.lacks_agent), failure });
         }
-        let answered_after = job.remote(there).map_or(Duration::ZERO, |remote| remote.answered_after());
+        let answered_after = job.remote(there).map_or(Duration::ZERO, |remote| remote.answered_after);
         let mut examiner = Examiner { job, ports: self.transfer.port_range.clone() };
         let path = examiner.examine(there, here, answered_after);
         path.and_then(|mut path| {

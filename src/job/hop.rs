@@ -6,7 +6,7 @@
 use std::ffi::OsStr;
 use std::time::{Duration, Instant};
 
-use super::Setup;
+use super::{HERE, Setup};
 use crate::control::endpoints;
 use crate::control::frames::{Endpoint, Fault, Message, Report};
 use crate::control::tunnel::Passage;
@@ -97,17 +97,6 @@ pub(crate) struct Hop {
     pub(crate) untaken: [u32; 2],
 }
 
-/// Parameters of a hop.
-#[derive(Default)]
-pub(crate) struct Route {
-    pub(crate) hosts: [usize; 2],
-    pub(crate) names: [String; 2],
-    pub(crate) stages: [Option<usize>; 2],
-    pub(crate) ends: [u32; 2],
-    pub(crate) is_within: bool,
-    pub(crate) waits_for_go: bool,
-}
-
 /// The next step of a hop.
 #[derive(Debug, Default)]
 pub(crate) struct Next {
@@ -118,29 +107,28 @@ pub(crate) struct Next {
 }
 
 impl Hop {
-    /// Makes a hop. `here`: the number of the caller's own host.
-    pub(crate) fn new(route: Route, here: usize, is_one_kernel: bool, setup: &Setup) -> Self {
-        let Route { hosts, names, stages, ends, is_within, waits_for_go } = route;
+    /// Makes a hop between two ends.
+    pub(crate) fn new(
+        hosts: [usize; 2],
+        names: [String; 2],
+        ends: [u32; 2],
+        is_one_kernel: bool,
+        setup: &Setup,
+    ) -> Self {
         let end_here = match hosts {
-            [from, _] if from == here => Some(Side::From),
-            [_, to] if to == here => Some(Side::To),
+            [HERE, _] => Some(Side::From),
+            [_, HERE] => Some(Side::To),
             _ => None,
         };
         let named = end_here.filter(|_| setup.name.is_some() && hosts[0] != hosts[1]);
         // A remote end listens, because the firewall of the user's own machine is more likely to be closed.
         let listener = named.unwrap_or(if end_here == Some(Side::To) { Side::From } else { Side::To });
-        Self {
-            hosts,
-            names,
-            stages,
-            ends,
-            is_within,
-            waits_for_go,
-            state: if is_within { State::Met } else { State::Listening(listener) },
-            is_one_kernel,
-            named,
-            ..Self::default()
-        }
+        Self { hosts, names, ends, state: State::Listening(listener), is_one_kernel, named, ..Self::default() }
+    }
+
+    /// Makes the hop of a copy within a host, which has only one end.
+    pub(crate) fn within(host: usize, name: String, end: u32) -> Self {
+        Self { hosts: [host; 2], names: [name.clone(), name], ends: [end; 2], is_within: true, ..Self::default() }
     }
 
     /// Returns the host of one end.
@@ -436,8 +424,7 @@ mod tests {
 
     fn hop(hosts: [usize; 2], setup: &Setup) -> Hop {
         let names = ["this host", "h1", "h2", "h3"];
-        let route = Route { hosts, names: hosts.map(|host| names[host].to_owned()), ends: [0, 1], ..Route::default() };
-        Hop::new(route, 0, false, setup)
+        Hop::new(hosts, hosts.map(|host| names[host].to_owned()), [0, 1], false, setup)
     }
 
     fn sent(next: &Next) -> Option<(Side, &Message)> {

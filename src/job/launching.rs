@@ -74,6 +74,12 @@ pub(super) const HELLO_MAX: Duration = Duration::from_secs(120);
 /// How long a host counts among those that log in at once if nothing is heard of it.
 const TURN_MAX: Duration = Duration::from_secs(5);
 
+/// How often a host is logged in to that turns logins away because others log in at the same time, and how long the
+/// first pause is. Each further one is twice as long. What comes from many hosts at once is spread over `SPREAD_MS` more.
+const LOGINS_MAX: u32 = 4;
+const LOGIN_PAUSE: Duration = Duration::from_secs(1);
+const SPREAD_MS: u64 = 1000;
+
 /// Exit codes of a launcher that was ended by a signal which this process may have received too: SIGHUP, SIGINT,
 /// SIGQUIT, SIGTERM.
 const SIGNALLED: [i32; 4] = [129, 130, 131, 143];
@@ -100,16 +106,20 @@ pub(crate) struct Remote {
     released: bool,
     /// The launcher's exit code, if it ended before the agent answered.
     exit: Option<i32>,
-    lacks_agent: bool,
-    /// Whether the launcher has reached the host.
-    is_reached: bool,
+    /// Whether the launcher has reached the host, but the agent is missing there and could not be sent.
+    pub(super) lacks_agent: bool,
+    /// Whether the launcher has reached the host, but what answers there, if anything, is not an agent.
+    pub(super) is_reached: bool,
     /// Time from its start, or from the end of sending the agent, to its first message.
-    answered_after: Duration,
+    pub(super) answered_after: Duration,
     hello: Option<Hello>,
     /// Whether its launcher was told never to ask the user.
     is_unasking: bool,
     /// Whether it must be started again by a launcher that may ask, or has been.
     must_ask: bool,
+    /// How often the host has turned a login away, and when the next one may begin.
+    turned_away: u32,
+    not_before: Option<Instant>,
     /// Set when nothing more will be heard of it.
     silent: Option<Silent>,
     side: usize,
@@ -153,15 +163,17 @@ pub(super) enum NotBegun {
     MustAsk,
     /// The launcher has reached the host, but the agent is missing or of another version.
     NoUse(Failure),
+    /// The host, or a jump host, has turned the login away, and may take the next one.
+    TurnedAway(Failure),
     Failed(Failure),
 }
 
 /// Exit code of ssh if the connection failed. A shell reports a command ended by a signal with a smaller code.
 const SSH_FAILED: i32 = 255;
 
-/// Smallest exit code that tells of a signal. It has ended the launcher, or, if the launcher passes on the exit code of
-/// a shell, the agent.
-const SIGNALLED_MIN: i32 = 128;
+/// Smallest exit code that tells of a signal, as 128 and its number. The signal has ended the launcher, or, if the
+/// launcher passes on the exit code of a shell, the agent. git-shell refuses the agent with 128.
+const SIGNALLED_MIN: i32 = 129;
 
 /// How long a launcher's last output may take to come once the launcher has ended.
 const LAST_WORDS_MAX: Duration = Duration::from_millis(200);
@@ -194,6 +206,8 @@ impl Remote {
             hello: None,
             is_unasking: !may_ask && launcher.unasking().is_some(),
             must_ask: false,
+            turned_away: 0,
+            not_before: None,
             silent: None,
             side,
             post,
@@ -228,7 +242,33 @@ impl Remote {
 
     /// Reports whether its launcher is still to be started.
     pub(super) fn is_waiting(&self) -> bool {
-        self.is_arriving() && self.running.is_none() && !self.must_ask
+        self.is_arriving() && self.running.is_none() && !self.must_ask && !self.is_paused()
+    }
+
+    fn is_paused(&self) -> bool {
+        self.not_before.is_some_and(|at| at > Instant::now())
+    }
+
+    /// Returns when its launcher may be started again.
+    pub(super) fn pause_ends(&self) -> Option<Instant> {
+        self.not_before.filter(|_| self.is_arriving() && self.running.is_none())
+    }
+
+    /// Has it started again after a pause, because the host has turned the login away.
+    ///
+    /// # Errors
+    ///
+    /// `failure` if that has been done often enough.
+    pub(super) fn pause(&mut self, failure: Failure) -> Result<(), Failure> {
+        self.turned_away += 1;
+        if self.turned_away == LOGINS_MAX {
+            let message = failure.message.map(|line| format!("{line}; too many logins at once? see --parallel"));
+            return Err(Failure { message, ..failure });
+        }
+        let spread = Duration::from_millis(self.side as u64 * 97 % SPREAD_MS);
+        self.not_before = Some(Instant::now() + LOGIN_PAUSE * (1 << (self.turned_away - 1)) + spread);
+        (self.running, self.silent) = (None, None);
+        Ok(())
     }
 
     /// Reports whether it counts among those that log in at once.
@@ -243,7 +283,7 @@ impl Remote {
 
     /// Reports whether its launcher must ask the user something, and waits for its turn.
     pub(super) fn waits_to_ask(&self) -> bool {
-        self.is_arriving() && self.must_ask && self.running.is_none()
+        self.is_arriving() && self.must_ask && self.running.is_none() && !self.is_paused()
     }
 
     /// Reports whether its launcher may be asking the user something.
@@ -259,7 +299,7 @@ impl Remote {
     /// Grants an agent on its way the whole time once more.
     pub(super) fn await_anew(&self) {
         if let Some(running) = &self.running {
-            *running.beginning.heard.lock().expect("no panic with it locked") = Instant::now();
+            *crate::locked(&running.beginning.heard) = Instant::now();
         }
     }
 
@@ -344,7 +384,7 @@ impl Remote {
     pub(super) fn why_silent(&mut self, launcher: &Launcher) -> Option<NotBegun> {
         let silent = self.silent.as_mut()?;
         let Running { process, beginning, .. } = self.running.as_mut()?;
-        let is_known = beginning.failed.lock().expect("no panic with it locked").is_some();
+        let is_known = crate::locked(&beginning.failed).is_some();
         if !is_known && silent.since.elapsed() < EXIT_MAX {
             // The launcher's exit code tells why.
             silent.look_at = Instant::now() + LOOK_AGAIN;
@@ -407,11 +447,6 @@ impl Remote {
         self.running.as_ref()?.process.connected_to()
     }
 
-    /// Returns how long the agent took to send its HELLO, not counting the time for sending the agent.
-    pub(crate) fn answered_after(&self) -> Duration {
-        self.answered_after
-    }
-
     /// Has the agent end as soon as it has done what was requested.
     pub(crate) fn close(&self) {
         self.running.iter().for_each(|running| running.outbox.close());
@@ -419,9 +454,9 @@ impl Remote {
 
     /// Returns why the agent has not begun: the launcher has ended, or what it runs is not an agent of this protocol.
     fn not_begun(&mut self, launcher: &Launcher) -> NotBegun {
-        let (mut complaint, mut is_installed) = (None, false);
+        let (mut complaint, mut is_installed, mut is_turned_away) = (None, false, false);
         if let Some(Running { process, beginning, .. }) = &mut self.running {
-            if let Some(failed) = beginning.failed.lock().expect("no panic with it locked").take() {
+            if let Some(failed) = crate::locked(&beginning.failed).take() {
                 self.lacks_agent = matches!(failed, NotBegun::Failed(_));
                 self.is_reached = true;
                 return failed;
@@ -435,9 +470,10 @@ impl Remote {
                 std::thread::sleep(Duration::from_millis(2));
             }
             // That line may be the reason, or a greeting.
-            let mut preface = beginning.preface.lock().expect("no panic with it locked");
+            let mut preface = crate::locked(&beginning.preface);
             is_installed = preface.is_installed;
             let noise = || preface.noise.take().map(|line| format!("last output: {line}"));
+            is_turned_away = self.exit == Some(SSH_FAILED) && process.is_turned_away();
             complaint = process.last_complaint().or_else(noise);
         }
         let would_ask = complaint.as_ref().is_some_and(|line| WOULD_ASK.iter().any(|words| line.contains(words)));
@@ -448,8 +484,12 @@ impl Remote {
         let because = complaint.map(|line| format!(": {}", escaped(OsStr::new(&line)))).unwrap_or_default();
         let message = match self.exit {
             // The installed agent cannot be loaded there: it needs a newer glibc, or is for another kind of machine.
-            // The code is that of the login shell unless the script has come to run it.
-            Some(code) if matches!(code, 126 | 127) || is_installed && code < SIGNALLED_MIN => {
+            // The code is that of the login shell unless the script has come to run it. An agent that was loaded but
+            // could not start, as at a limit on processes, says so by its own code; another would not start either.
+            Some(code)
+                if matches!(code, 126 | 127)
+                    || is_installed && code < SIGNALLED_MIN && code != i32::from(Exit::Connect.code()) =>
+            {
                 self.lacks_agent = true;
                 return NotBegun::NoUse(self.choice.missing(&label, &because));
             }
@@ -459,8 +499,8 @@ impl Remote {
                 let lost = if is_lost { ", which was lost" } else { "" };
                 let ended = format!("{launcher} ended with exit code {code}{because}");
                 let line = format!("no agent answered on {label}{lost}: {ended}");
-                // The code is that of the login, unless a signal has ended ssh.
-                match launcher == "ssh" && !is_lost {
+                // The code is that of the login, unless a signal has ended ssh, or the agent was begun.
+                match launcher == "ssh" && !is_lost && !is_installed {
                     true => {
                         let line = line.trim_end_matches('.');
                         format!("{line}; check that `ssh {label} true` works and prints nothing")
@@ -470,17 +510,8 @@ impl Remote {
             }
             None => format!("the program on {label} is not an rdma-pipe agent, or was lost{because}"),
         };
-        NotBegun::Failed(Failure::new(Exit::Connect, message))
-    }
-
-    /// Reports whether the launcher has reached the host, but the agent is missing there and could not be sent.
-    pub(crate) fn lacks_agent(&self) -> bool {
-        self.lacks_agent
-    }
-
-    /// Reports whether the launcher has reached the host, but what answers there, if anything, is not an agent.
-    pub(crate) fn is_reached(&self) -> bool {
-        self.is_reached
+        let failure = Failure::new(Exit::Connect, message);
+        if is_turned_away { NotBegun::TurnedAway(failure) } else { NotBegun::Failed(failure) }
     }
 
     fn label(&self) -> String {
@@ -491,7 +522,7 @@ impl Remote {
 impl Running {
     /// Returns when the launcher was started, or when sending the agent last made progress.
     fn begun(&self) -> Instant {
-        self.started.max(*self.beginning.heard.lock().expect("no panic with it locked"))
+        self.started.max(*crate::locked(&self.beginning.heard))
     }
 }
 
@@ -526,7 +557,7 @@ fn launch(launcher: &Launcher, host: &OsStr, command: &OsStr) -> Result<Launched
             format!("cannot run {}: {errno}; see {}", escaped(launcher.program()), launcher.option()),
         )
     })?;
-    let mut warden = WARDEN.lock().expect("no panic with it locked");
+    let mut warden = crate::locked(&WARDEN);
     if warden.is_none() {
         // Everything works without it, too.
         *warden = Warden::start().ok();
@@ -574,7 +605,7 @@ fn begin(
     let mut log = LogOfHost::new(&label, asked.clone());
     let read = move || {
         let give_up = |failed| {
-            *shared.failed.lock().expect("no panic with it locked") = Some(failed);
+            *crate::locked(&shared.failed) = Some(failed);
             let _ = post.send((side, Heard::Gone));
         };
         let mut stdout = BufReader::with_capacity(128 << 10, Heeded::new(stdout));
@@ -582,7 +613,7 @@ fn begin(
             Some(request) => {
                 let mut preface = Preface::default();
                 let begun = request.serve(&mut stdout, upload, &shared.heard, &mut preface);
-                *shared.preface.lock().expect("no panic with it locked") = preface;
+                *crate::locked(&shared.preface) = preface;
                 match begun {
                     Ok(begun) => begun,
                     Err(failure) => return give_up(NotBegun::Failed(failure)),

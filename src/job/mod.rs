@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use flume::{Receiver, RecvTimeoutError, unbounded};
 
 use crate::agent::Agent;
+use crate::control::channel::STATES_WAITING_MAX;
 use crate::control::endpoints;
 use crate::control::frames::{self, Begin, Endpoint, Hello, Message, SessionKey};
 use crate::control::join::{JoinListener, Joiner};
@@ -45,7 +46,7 @@ pub(crate) mod watch;
 use entries::EntryQueue;
 use event::Event;
 pub(crate) use failures::name_at;
-use hop::{Hop, Next, Route, Side};
+use hop::{Hop, Next, Side};
 use launching::{AgentChoice, Heard, Post, Remote, post_in_turn};
 
 /// The number of the host on which this process runs.
@@ -101,17 +102,12 @@ impl Setup {
 struct Host {
     /// The host's name for the launcher; empty for this host.
     name: OsString,
-    link: Link,
+    /// Its agent; `None` for this host.
+    remote: Option<Remote>,
     /// Whether the host is no longer heard.
     gone: bool,
     /// Whether it was given up because it showed no sign of life.
     is_silent: bool,
-}
-
-/// The connection to a host.
-enum Link {
-    Here(Box<Agent>),
-    There(Box<Remote>),
 }
 
 impl Host {
@@ -122,10 +118,7 @@ impl Host {
 
     /// Returns the identifier of the kernel on which the host runs; empty if unknown.
     fn kernel_id(&self) -> Vec<u8> {
-        match &self.link {
-            Link::Here(_) => Hello::ours().kernel_id,
-            Link::There(remote) => remote.kernel_id().to_vec(),
-        }
+        self.remote.as_ref().map_or_else(|| Hello::ours().kernel_id, |remote| remote.kernel_id().to_vec())
     }
 }
 
@@ -187,6 +180,8 @@ impl Round {
 /// The hosts of a command and the hops between them.
 pub(crate) struct Job {
     setup: Setup,
+    /// This host's agent.
+    agent: Agent,
     hosts: Vec<Host>,
     hops: Vec<Hop>,
     /// Ends by their numbers in messages: the hop, and the side of the hop.
@@ -227,13 +222,14 @@ impl Job {
     fn without_signals(setup: Setup, tells_stderr: bool) -> Self {
         let (post, heard) = unbounded();
         let (said, queue) = (post.clone(), post.clone());
-        let say: Emit = Arc::new(move |message| drop(said.send((HERE, Heard::Message(message)))));
+        let say: Emit = Arc::new(move |message| post_own(&said, message));
         let tell: Emit = Arc::new(move |message| post_in_turn(&queue, HERE, message));
-        let agent = Box::new(Agent::new(say, tell, Arc::new(|| {}), false, tells_stderr));
-        let hosts = vec![Host { name: OsString::new(), link: Link::Here(agent), gone: false, is_silent: false }];
+        let agent = Agent::new(say, tell, Arc::new(|| {}), false, tells_stderr);
+        let hosts = vec![Host { name: OsString::new(), remote: None, gone: false, is_silent: false }];
         let (hops, ends, updates) = Default::default();
         Self {
             setup,
+            agent,
             hosts,
             hops,
             ends,
@@ -271,12 +267,7 @@ impl Job {
         if self.may_start() {
             remote.start(launcher)?;
         }
-        self.hosts.push(Host {
-            name: name.to_owned(),
-            link: Link::There(Box::new(remote)),
-            gone: false,
-            is_silent: false,
-        });
+        self.hosts.push(Host { name: name.to_owned(), remote: Some(remote), gone: false, is_silent: false });
         Ok(number)
     }
 
@@ -301,16 +292,13 @@ impl Job {
 
     /// Returns the agent on another host.
     fn remote(&self, host: usize) -> Option<&Remote> {
-        match &self.hosts[host].link {
-            Link::Here(_) => None,
-            Link::There(remote) => Some(remote),
-        }
+        self.hosts[host].remote.as_ref()
     }
 
     fn send(&mut self, host: usize, message: Message) {
-        match &mut self.hosts[host].link {
-            Link::Here(agent) => agent.handle(message),
-            Link::There(remote) => remote.send(message),
+        match &self.hosts[host].remote {
+            None => self.agent.handle(message),
+            Some(remote) => remote.send(message),
         }
     }
 
@@ -338,10 +326,10 @@ impl Job {
     fn connect(&mut self, from: EndOf, to: EndOf, options: &TransferOptions, waits: bool) -> usize {
         let is_one_kernel = self.is_one_kernel(from.host, to.host);
         let (hosts, names) = ([from.host, to.host], [from.name.clone(), to.name.clone()]);
-        let stages = [from.stage, to.stage];
         let ends = [self.ends_begun, self.ends_begun + 1];
-        let route = Route { hosts, names, stages, ends, is_within: false, waits_for_go: waits };
-        let hop = self.add(Hop::new(route, HERE, is_one_kernel, &self.setup));
+        let mut hop = Hop::new(hosts, names, ends, is_one_kernel, &self.setup);
+        (hop.stages, hop.waits_for_go) = ([from.stage, to.stage], waits);
+        let hop = self.add(hop);
         log::begin(Step::Meet, &self.hops[hop].label(), || "connecting the two ends".to_owned());
         let key = session_key();
         self.begin(hop, Side::From, from.job, &key, to.name, options);
@@ -365,10 +353,7 @@ impl Job {
 
     /// Begins a copy within one host.
     fn copy_within(&mut self, host: usize, job: frames::Job, options: &TransferOptions) -> usize {
-        let label = self.hosts[host].label();
-        let (hosts, names, ends) = ([host; 2], [label.clone(), label], [self.ends_begun; 2]);
-        let route = Route { hosts, names, ends, is_within: true, ..Route::default() };
-        let hop = self.add(Hop::new(route, HERE, true, &self.setup));
+        let hop = self.add(Hop::within(host, self.hosts[host].label(), self.ends_begun));
         self.begin(hop, Side::From, job, &session_key(), String::new(), options);
         hop
     }
@@ -705,31 +690,23 @@ impl Job {
     /// session, the time for which this process is stopped does not count for hosts that are on their way: most
     /// launchers are in the same process group, and stopped as well.
     fn suspend(&self) {
-        if let Link::Here(agent) = &self.hosts[HERE].link {
-            agent.suspend();
-        }
+        self.agent.suspend();
         self.remotes().for_each(|(_, remote)| remote.await_anew());
     }
 
     /// Lets all agents end in parallel by closing their channels. `number` is the signal that ends what still runs on
     /// this host, if anything is to be ended.
     fn close(&mut self, number: Option<u8>) {
-        for host in &mut self.hosts {
-            match (&mut host.link, number) {
-                (Link::Here(agent), None) => agent.finish(),
-                (Link::Here(agent), Some(number)) => agent.stop(number),
-                (Link::There(_), _) => {}
-            }
+        match number {
+            None => self.agent.finish(),
+            Some(number) => self.agent.stop(number),
         }
         self.end_hosts();
         self.hosts.truncate(1);
     }
 
     fn end_hosts(&mut self) {
-        launching::end_all(self.hosts.iter_mut().filter_map(|host| match &mut host.link {
-            Link::There(remote) => Some(&mut **remote),
-            Link::Here(_) => None,
-        }));
+        launching::end_all(self.hosts.iter_mut().filter_map(|host| host.remote.as_mut()));
     }
 }
 
@@ -738,6 +715,13 @@ impl Drop for Job {
         // A second signal is no longer caught, so that the user need not wait for the hosts.
         self.signals = None;
         self.end_hosts();
+    }
+}
+
+/// Posts a message of this host's own ends. A state is left out while many reports wait, as in a channel.
+fn post_own(post: &Post, message: Message) {
+    if !message.is_passing() || post.len() < STATES_WAITING_MAX {
+        let _ = post.send((HERE, Heard::Message(message)));
     }
 }
 

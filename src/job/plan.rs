@@ -18,7 +18,7 @@ use crate::tree::manifest::write::Target;
 const HOST_BYTES_MAX: usize = 1024;
 
 /// URL schemes that are not host names.
-const SCHEMES: &[&str] = &["ssh", "sftp", "http", "https", "ftp", "ftps", "file", "s3", "gs", "smb", "nfs"];
+const SCHEMES: &[&str] = &["scp", "ssh", "sftp", "http", "https", "ftp", "ftps", "file", "s3", "gs", "smb", "nfs"];
 
 /// Returns the length of the user in front of a host, including the @. An @ in a path does not count.
 pub(super) fn user_bytes(text: &[u8]) -> usize {
@@ -95,7 +95,9 @@ impl Spec {
         }
         if path.starts_with(b"//") && SCHEMES.iter().any(|scheme| host == scheme.as_bytes()) {
             let text = escaped(text);
-            return Err(format!("{text}: unsupported URL; write HOST:PATH or scp://HOST/PATH"));
+            // Where scp:// is accepted, it has been translated.
+            let forms = if host == b"scp" { "HOST:PATH" } else { "HOST:PATH or scp://HOST/PATH" };
+            return Err(format!("{text}: unsupported URL; write {forms}"));
         }
         if path.starts_with(b":") {
             let (text, host) = (escaped(text), escaped(OsStr::from_bytes(&host)));
@@ -218,6 +220,7 @@ mod tests {
         let long = |length| "x".repeat(length);
         for text in [
             "",
+            "scp://h/x",
             "ssh://h/x",
             "http://h/x",
             "@h:x",

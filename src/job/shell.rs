@@ -41,14 +41,10 @@ pub(crate) struct Call<'a> {
     /// Whether standard output is to be written. Otherwise the command gets /dev/null.
     pub(crate) has_output: bool,
     pub(crate) transfer: &'a TransferOptions,
-}
-
-/// Receives what a command reports.
-pub(crate) trait Observer {
-    /// Passes on bytes that the command has written to its standard error.
-    fn pass_on(&mut self, bytes: &[u8]);
-    /// Reports a line for a person who wants to know how the command is run.
-    fn remark(&mut self, line: &str);
+    /// Takes bytes that the command has written to its standard error.
+    pub(crate) pass_on: fn(&[u8]),
+    /// Takes a line for a person who wants to know how the command is run.
+    pub(crate) remark: &'a dyn Fn(&str),
 }
 
 /// Outcome of a call.
@@ -64,14 +60,14 @@ pub(crate) enum Ran {
 /// # Errors
 ///
 /// Exit code 128+n for a signal to this process. Fails with any failure other than that of the command itself.
-pub(crate) fn run(call: Call<'_>, observer: &mut dyn Observer) -> Result<Ran, Failure> {
+pub(crate) fn run(call: Call<'_>) -> Result<Ran, Failure> {
     let mut job = Job::new(call.setup.clone(), false)?;
     let host = job.host(&call.host)?;
     let launcher = call.setup.launcher_name();
     if let Err(failure) = job.greet() {
         // A signal ends the call, whatever an earlier login has come to.
         let is_signal = matches!(failure.exit, Exit::Signal(_));
-        let is_reached = job.remote(host).is_some_and(|remote| remote.is_reached());
+        let is_reached = job.remote(host).is_some_and(|remote| remote.is_reached);
         return if is_reached && !is_signal { Ok(Ran::NoAgent(failure)) } else { Err(failure) };
     }
     let stage = frames::Stage {
@@ -90,7 +86,8 @@ pub(crate) fn run(call: Call<'_>, observer: &mut dyn Observer) -> Result<Ran, Fa
         call.has_input.then(|| job.connect(here(frames::Job::SendStandard), there(receive), call.transfer, true));
     let output =
         call.has_output.then(|| job.connect(there(send), here(frames::Job::ReceiveStandard), call.transfer, true));
-    let mut command = Command { job, host, input, output, report: None, cut: None, observer };
+    let (pass_on, remark) = (call.pass_on, call.remark);
+    let mut command = Command { job, host, input, output, report: None, cut: None, pass_on, remark };
     let ended = command.attend();
     if ended.is_ok() {
         command.tell_routes(&launcher);
@@ -111,7 +108,8 @@ struct Command<'a> {
     report: Option<StageReport>,
     /// Why the command's input was cut off before the command ended, which may have ended for that reason.
     cut: Option<Failure>,
-    observer: &'a mut dyn Observer,
+    pass_on: fn(&[u8]),
+    remark: &'a dyn Fn(&str),
 }
 
 impl Command<'_> {
@@ -157,7 +155,7 @@ impl Command<'_> {
     fn heed(&mut self, update: Update) -> Result<(), Failure> {
         match update {
             Update::Host(host, Message::StageStderr { bytes, .. }) if host == self.host => {
-                self.observer.pass_on(&bytes);
+                (self.pass_on)(&bytes);
             }
             Update::Host(host, Message::StageEnded { report, .. }) if host == self.host => {
                 if self.report.is_none() {
@@ -167,9 +165,9 @@ impl Command<'_> {
             }
             Update::End(hop, _, Message::Say(line)) => {
                 let (label, line) = (self.job.hops[hop].label(), escaped(OsStr::new(&line)));
-                self.observer.remark(&format!("{label}: {line}"));
+                (self.remark)(&format!("{label}: {line}"));
             }
-            Update::Say(line) => self.observer.remark(&line),
+            Update::Say(line) => (self.remark)(&line),
             // The agent has reported everything. Output that is still to come arrives by the lanes, as long as they
             // live.
             Update::Gone(_, None) if self.report.is_some() => {
@@ -187,7 +185,7 @@ impl Command<'_> {
                 hop.report(Side::To).or(hop.report(Side::From)).filter(|report| !report.figures.media.is_empty());
             if let Some(report) = report {
                 let route = route(report, hop.tunneled.then_some(launcher));
-                self.observer.remark(&format!("{}: {route}", hop.label()));
+                (self.remark)(&format!("{}: {route}", hop.label()));
             }
         }
     }

@@ -4,7 +4,7 @@ use super::*;
 use crate::job::launching::Otherwise;
 
 /// Returns a job whose hosts are not started.
-fn job() -> Job {
+pub(super) fn job() -> Job {
     let launcher = Launcher::new(OsStr::new("rsh"), Vec::new()).expect("a command");
     let agent = AgentChoice { command: "rddoctor", program: "a".into(), otherwise: Otherwise::Fail, remark: None };
     let (parallel, via) = (0, Vec::new());
@@ -46,9 +46,8 @@ fn a_host_that_speaks_unasked_fails_no_other() {
 fn a_host_that_floods_a_tunnel_is_lost_alone() {
     let mut job = job();
     let hosts = ["floods", "slow"].map(|name| job.host(OsStr::new(name)).expect("a host"));
-    let (names, ends) = (["floods".to_owned(), "slow".to_owned()], [0, 1]);
-    let route = Route { hosts, names, ends, ..Route::default() };
-    let hop = job.add(Hop::new(route, HERE, false, &job.setup));
+    let names = ["floods".to_owned(), "slow".to_owned()];
+    let hop = job.add(Hop::new(hosts, names, [0, 1], false, &job.setup));
     job.hops[hop].tunneled = true;
     job.hear_end(hop, Side::From, Message::TunnelOpen(0));
     let mut sent = 0;
@@ -58,4 +57,18 @@ fn a_host_that_floods_a_tunnel_is_lost_alone() {
     }
     let Some(Update::Gone(lost, Some(failure))) = job.updates.pop_front() else { panic!("nobody is lost") };
     assert_eq!((lost, failure.exit, sent), (hosts[0], Exit::Protocol, 33));
+}
+
+/// The job may wait for the reader of its output for days.
+#[test]
+fn own_states_that_are_not_taken_are_bounded() {
+    let mut job = job();
+    let state = |bytes| Message::Progress { bytes, waits: Waits::default(), tree: None };
+    for message in (0..10_000).map(state).chain([Message::Watched]) {
+        post_own(&job.post, message.for_end(0).expect("short"));
+        post_own(&job.post, message);
+    }
+    assert!(job.post.len() <= STATES_WAITING_MAX + 2, "{}", job.post.len());
+    let last = std::iter::from_fn(|| job.next(Instant::now())).last();
+    assert!(matches!(last, Some(Update::Host(HERE, Message::Watched))), "any other message comes");
 }

@@ -8,12 +8,15 @@ use std::time::{Duration, Instant};
 
 use super::plan::Spec;
 use super::{Job, Setup, Update};
-use crate::control::frames::Message;
+use crate::control::frames::{Fault, Message};
 use crate::fault::Failure;
 use crate::tree::watch::Touched;
 
-/// How long setting up the watch of a large tree may take.
-const START_MAX: Duration = Duration::from_secs(600);
+/// After how long a line says what setting up the watches takes so long with.
+const SLOW: Duration = Duration::from_secs(10);
+
+/// How long a single wait lasts before it is repeated.
+const LONG: Duration = Duration::from_secs(3600);
 
 /// The hosts that watch. Dropping this ends their agents.
 pub(crate) struct SourceWatch {
@@ -35,12 +38,17 @@ pub(crate) enum Watched {
 
 impl SourceWatch {
     /// Has the host of each source watch it, with `is_one_system` only what is on the same file system. From then on no
-    /// change is missed.
+    /// change is missed. `say` prints a line if this takes long.
     ///
     /// # Errors
     ///
     /// Exit 3 or 4 for a host that cannot be reached, 5 if a path cannot be watched, 128+n for a signal.
-    pub(crate) fn start(setup: Setup, sources: &[Spec], is_one_system: bool) -> Result<Self, Failure> {
+    pub(crate) fn start(
+        setup: Setup,
+        sources: &[Spec],
+        is_one_system: bool,
+        say: &dyn Fn(&str),
+    ) -> Result<Self, Failure> {
         let mut job = Job::new(setup, false)?;
         let mut paths: BTreeMap<&OsStr, Vec<_>> = BTreeMap::new();
         for source in sources {
@@ -52,12 +60,27 @@ impl SourceWatch {
         }
         job.greet()?;
         for (host, paths) in &hosts {
-            if job.ask(*host, Message::Watch(paths.clone(), is_one_system), START_MAX)? != Message::Watched {
-                return Err(job.unexpected(*host));
-            }
+            job.send(*host, Message::Watch(paths.clone(), is_one_system));
         }
-        let hosts = hosts.into_iter().map(|(host, _)| host).collect();
+        let hosts: Vec<usize> = hosts.into_iter().map(|(host, _)| host).collect();
+        await_watches(&mut job, &hosts, SLOW, say)?;
         Ok(Self { job, hosts, asked: BTreeSet::new(), has_several: sources.len() > 1 })
+    }
+
+    /// Whether all hosts that watch are still heard, as far as is known by now.
+    pub(crate) fn is_there(&self) -> bool {
+        self.hosts.iter().all(|&host| !self.job.hosts[host].gone)
+    }
+
+    /// Ends the watch. What remains handles signals.
+    ///
+    /// # Errors
+    ///
+    /// Exit 3 if signals cannot be handled.
+    pub(crate) fn end(&mut self) -> Result<(), Failure> {
+        self.hosts.clear();
+        self.job = Job::new(self.job.setup.clone(), false)?;
+        Ok(())
     }
 
     /// Asks each host for the next change, unless it has been asked already. Must be called when a copy has been made:
@@ -117,5 +140,70 @@ impl SourceWatch {
             others.extend(Some(update).filter(|update| !matches!(update, Update::Signal(libc::SIGTSTP))));
         }
         self.job.updates = others;
+    }
+}
+
+/// Waits until all of these hosts watch. To read all directories of a large tree may take hours. A host that is lost
+/// meanwhile ends the wait.
+fn await_watches(job: &mut Job, hosts: &[usize], slow: Duration, say: &dyn Fn(&str)) -> Result<(), Failure> {
+    let (mut left, mut wait) = (BTreeSet::from_iter(hosts), slow);
+    while !left.is_empty() {
+        match job.next(Instant::now() + wait) {
+            Some(Update::Host(host, Message::Watched)) if left.remove(&host) => {}
+            Some(Update::Host(host, Message::Failed(fault))) => return Err(unwatched(job, host, &fault)),
+            Some(Update::Host(host, _)) => return Err(job.unexpected(host)),
+            Some(update) => job.check(update)?,
+            None => {
+                say("still reading the directories that are to be watched");
+                wait = LONG;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Returns the failure of a host that cannot watch, with the error number, which tells whether the cause may pass.
+fn unwatched(job: &Job, host: usize, fault: &Fault) -> Failure {
+    let failure = job.failure(host, fault);
+    if fault.errno == 0 { failure } else { failure.about(&job.hosts[host].name, &fault.path, fault.errno) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::fault::Exit;
+    use crate::job::HERE;
+    use crate::job::launching::Heard;
+    use crate::job::tests::job;
+
+    #[test]
+    fn a_watch_is_waited_for_as_long_as_its_host_is_heard() {
+        let (mut job, said) = (job(), Cell::new(0));
+        let begin = |job: &mut Job, hosts: &[usize]| {
+            await_watches(job, hosts, Duration::from_millis(20), &|_: &str| said.set(said.get() + 1))
+        };
+        let post = job.post.clone();
+        let answer = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(300));
+            post.send((HERE, Heard::Message(Message::Watched))).is_ok()
+        });
+        begin(&mut job, &[HERE]).expect("watched");
+        assert!(answer.join().expect("no panic") && said.get() == 1, "{} lines", said.get());
+        let lost = job.host(OsStr::new("lost")).expect("a host");
+        job.updates.push_back(Update::Host(HERE, Message::Watched));
+        job.lose(lost, None);
+        assert_eq!(begin(&mut job, &[HERE, lost]).expect_err("lost").exit, Exit::LinkLost);
+    }
+
+    #[test]
+    fn a_watch_for_which_there_is_no_room_is_told_by_its_number() {
+        let mut job = job();
+        let fault = Fault { errno: libc::ENOSPC, ..Fault::plain(Exit::Source.code(), "cannot watch d: too many") };
+        job.updates.push_back(Update::Host(HERE, Message::Failed(fault)));
+        let failure = await_watches(&mut job, &[HERE], LONG, &|_: &str| ()).expect_err("no room");
+        assert_eq!(failure.message.as_deref(), Some("cannot watch d: too many"));
+        assert_eq!(failure.site.expect("a site").errno, libc::ENOSPC);
     }
 }

@@ -25,6 +25,13 @@ const TCP_SEGMENTS_MIN: u64 = 1000;
 /// Name that TCP's counters of a whole host have in [`Counter::of`].
 const TCP: &str = "tcp";
 
+/// Name of an entry that says that ethtool has reported an interface's counters. Those of 0 are left out, so otherwise
+/// a counter that was 0 could not be told from one that was not read.
+const READ: &str = "ethtool";
+
+/// Counters of packets that this host was too slow to take from its adapter.
+const RING: [&str; 3] = ["rx_missed_errors", "rx_fifo_errors", "rx_out_of_buffer"];
+
 /// A counter's value so far. Counters that are 0 are left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Counter {
@@ -169,6 +176,9 @@ fn tcp(snmp: &str) -> Vec<Counter> {
 /// Adds counters from the output of `ethtool -S`: pauses by priority, errors of the physical layer, and repetitions of
 /// known counters, which are skipped.
 pub(super) fn add_ethtool(counters: &mut Vec<Counter>, interface: &str, text: &str) {
+    if !text.is_empty() {
+        counters.push(Counter { of: interface.to_owned(), name: READ.to_owned(), count: 1 });
+    }
     let lines = text.lines().filter_map(|line| line.trim().split_once(": "));
     for (name, number) in lines.filter(|(name, _)| kind(name).is_some()) {
         let count = number.trim().parse().unwrap_or(0);
@@ -179,18 +189,25 @@ pub(super) fn add_ethtool(counters: &mut Vec<Counter>, interface: &str, text: &s
 }
 
 /// Returns what was counted between two readings. A counter that went back, because its driver was reloaded, counts as
-/// unchanged.
+/// unchanged, and so does one that only the second reading had time for.
 fn since(before: &[Counter], after: &[Counter]) -> Vec<Counter> {
     let earlier = |counter: &Counter| before.iter().find(|one| one.of == counter.of && one.name == counter.name);
-    let grown = after.iter().map(|counter| {
+    let read_at = |counters: &[Counter], of: &str| counters.iter().position(|one| one.of == of && one.name == READ);
+    // Those of the kernel come first, and are read both times.
+    let is_known = |(at, counter): &(usize, &Counter)| {
+        let is_kernels = || read_at(after, &counter.of).is_none_or(|read| *at < read);
+        earlier(counter).is_some() || read_at(before, &counter.of).is_some() || is_kernels()
+    };
+    let grown = after.iter().enumerate().filter(is_known).map(|(_, counter)| {
         let count = counter.count.saturating_sub(earlier(counter).map_or(0, |earlier| earlier.count));
         Counter { count, ..counter.clone() }
     });
     grown.filter(|counter| counter.count > 0).collect()
 }
 
-/// Returns the findings from two readings of the counters of the host `about`.
-pub fn compare_counters(about: &str, before: &[Counter], after: &[Counter]) -> Vec<Finding> {
+/// Returns the findings from two readings of the counters of the host `about`. `has_rdma`: whether the host has an RDMA
+/// device.
+pub fn compare_counters(about: &str, has_rdma: bool, before: &[Counter], after: &[Counter]) -> Vec<Finding> {
     let grown = since(before, after);
     let of_kind = |wanted: Kind| -> Vec<Counter> {
         grown.iter().filter(|counter| kind(&counter.name) == Some(wanted)).cloned().collect()
@@ -212,16 +229,31 @@ pub fn compare_counters(about: &str, before: &[Counter], after: &[Counter]) -> V
             ),
         ));
     }
-    if !lost.is_empty() {
+    let (ring, lost): (Vec<_>, Vec<_>) = lost.into_iter().partition(|counter| RING.contains(&&*counter.name));
+    if !ring.is_empty() {
         findings.push(Finding::warning(
             "counters",
-            "packets-lost",
-            counts(&lost),
-            "packets were lost or late, and retransmitted; every loss makes RDMA far slower",
+            "ring-full",
+            counts(&ring),
+            "the host did not take packets as fast as they came, so some had to be sent again",
             Fix::advice(
-                "make the path lossless: set up PFC or ECN alike on both hosts' adapters and all switches between them",
+                "ethtool -g INTERFACE shows the receive ring and its maximum, ethtool -G INTERFACE rx N sets it",
             ),
         ));
+    }
+    if !lost.is_empty() {
+        let (why, advice) = if has_rdma {
+            (
+                "packets were lost or late, and retransmitted; every loss makes RDMA far slower",
+                "make the path lossless: set up PFC or ECN alike on both hosts' adapters and all switches between them",
+            )
+        } else {
+            (
+                "packets were lost, and sent again",
+                "look for the port that drops them: ethtool -S INTERFACE at both hosts, and the switch ports between",
+            )
+        };
+        findings.push(Finding::warning("counters", "packets-lost", counts(&lost), why, Fix::advice(advice)));
     }
     let retransmitted = format!("TCP retransmitted {again} of {sent} segments");
     if is_lossy {
@@ -274,7 +306,7 @@ mod tests {
         let (before, after) = (facts("counters-before").counters, facts("counters-after").counters);
         assert!(before.contains(&counter("mlx5_0/1", "np_cnp_sent", 40)), "{before:?}");
         assert!(!before.iter().any(|counter| counter.count == 0 || counter.name == "port_xmit_data"), "{before:?}");
-        let found = compare_counters("n1", &before, &after);
+        let found = compare_counters("n1", true, &before, &after);
         let told: Vec<(&str, &str)> = found.iter().map(|finding| (finding.code, finding.found.as_str())).collect();
         let expected = [
             ("link-errors", "mlx5_0/1 symbol_error +7, enp65s0f0np0 rx_crc_errors +1"),
@@ -285,7 +317,7 @@ mod tests {
         assert_eq!(told, expected);
         let levels = [Level::Warning, Level::Warning, Level::Warning, Level::Ok];
         assert_eq!(found.iter().map(|finding| finding.level).collect::<Vec<_>>(), levels);
-        let still = compare_counters("n1", &before, &before);
+        let still = compare_counters("n1", true, &before, &before);
         assert_eq!(still.len(), 1);
         assert_eq!((still[0].level, still[0].found.as_str()), (Level::Ok, "no losses during the measurement"));
     }
@@ -299,8 +331,22 @@ mod tests {
         let mut counters = vec![counter("e1", "rx_prio3_pause", 1), counter("e0", "rx_crc_errors", 3)];
         let known = counters.clone();
         add_ethtool(&mut counters, "e0", &text);
-        let new = vec![counter("e0", "rx_prio3_pause", 9), counter("e0", "tx_prio3_discards", 2)];
-        assert_eq!(counters, [known, new].concat());
+        let new = [(READ, 1), ("rx_prio3_pause", 9), ("tx_prio3_discards", 2)]
+            .map(|(name, count)| counter("e0", name, count));
+        assert_eq!(counters, [&known[..], &new[..]].concat());
+        // A driver without counters, or one that did not answer.
+        add_ethtool(&mut counters, "e2", "");
+        assert!(!counters.iter().any(|counter| counter.of == "e2"));
+    }
+
+    #[test]
+    fn packets_that_a_host_without_rdma_loses() {
+        let after = [counter("e0", "rx_missed_errors", 3), counter("e0", "rx_discards_phy", 2)];
+        let found = compare_counters("n1", false, &[], &after);
+        let told: Vec<(&str, &str)> = found.iter().map(|finding| (finding.code, finding.found.as_str())).collect();
+        assert_eq!(told, [("ring-full", "e0 rx_missed_errors +3"), ("packets-lost", "e0 rx_discards_phy +2")]);
+        let text = format!("{found:?}");
+        assert!(!text.contains("PFC") && !text.contains("RDMA") && text.contains("ethtool -G"), "{text}");
     }
 
     #[test]
@@ -308,5 +354,16 @@ mod tests {
         let (before, after) = ([counter("a", "out_of_sequence", 9)], [counter("a", "out_of_sequence", 2)]);
         assert_eq!(since(&before, &after), []);
         assert_eq!(since(&[], &after), after);
+    }
+
+    #[test]
+    fn what_only_the_second_reading_had_time_for_has_not_grown() {
+        let read = [counter("e0", "rx_crc_errors", 4), counter("e0", READ, 1), counter("e0", "rx_discards_phy", 9)];
+        // The kernel's own counter was read both times. One of 0 is left out.
+        assert_eq!(since(&[], &read), read[..1]);
+        let grown = since(&[counter("e0", "rx_crc_errors", 3)], &read);
+        assert_eq!(grown, [counter("e0", "rx_crc_errors", 1)]);
+        let all = [read[0].clone(), read[2].clone()];
+        assert_eq!(since(&[counter("e0", READ, 1)], &read), all);
     }
 }

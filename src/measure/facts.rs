@@ -297,7 +297,8 @@ pub struct Interface {
     /// MTU in bytes.
     #[n(2)]
     pub mtu: u32,
-    /// Rate in Mbit/s. 0 if unknown, and for interfaces without hardware, whose reported rate is invented.
+    /// Rate in Mbit/s. 0 if unknown, and for interfaces without hardware, whose reported rate is invented, except bonds,
+    /// which have that of a port.
     #[n(3)]
     pub rate_mbps: u32,
     /// Driver of the interface; empty if there is no hardware.
@@ -309,6 +310,9 @@ pub struct Interface {
     /// PCI address of the interface's hardware.
     #[cbor(n(6), decode_with = "text")]
     pub pci: String,
+    /// The bond or bridge that the interface belongs to; empty if there is none.
+    #[cbor(n(7), decode_with = "plain", default)]
+    pub master: String,
 }
 
 /// An address of an interface.
@@ -421,6 +425,13 @@ impl Facts {
     /// Returns the interface with this name.
     pub fn interface(&self, name: &str) -> Option<&Interface> {
         self.interfaces.iter().find(|interface| interface.name == name)
+    }
+
+    /// Returns the interface that has the addresses of an RDMA port: the port's own, or the bond or bridge that it
+    /// belongs to. `None` if neither has an address.
+    pub fn addressed(&self, port: &Port) -> Option<&Interface> {
+        let own = self.interface(&port.interface)?;
+        [Some(own), self.interface(&own.master)].into_iter().flatten().find(|it| !it.addresses.is_empty())
     }
 
     /// Returns the interface that has this address.

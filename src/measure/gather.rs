@@ -57,7 +57,7 @@ pub fn here() -> Facts {
     }
     // On its own thread, because a device that does not answer would block the caller.
     let (post, answer) = flume::bounded(1);
-    let asked = std::thread::Builder::new().name("verbs".to_owned()).spawn(move || drop(post.send(ask_verbs())));
+    let asked = crate::spawn("verbs", 2 << 20, move || drop(post.send(ask_verbs())));
     match answer.recv_timeout(VERBS_MAX) {
         Ok(Ok(verbs)) => verbs.into_iter().for_each(|known| add_verbs(&mut facts, known)),
         Ok(Err(reason)) => facts.no_rdma = reason,
@@ -106,7 +106,7 @@ fn ask_ethtool(counters: &mut Vec<Counter>) {
             let _ = output.map(|output| output.take(ETHTOOL_BYTES_MAX).read_to_string(&mut text));
             let _ = post.send(text);
         };
-        let is_read = std::thread::Builder::new().name("ethtool".to_owned()).spawn(read).is_ok();
+        let is_read = crate::spawn("ethtool", 2 << 20, read).is_ok();
         let text = if is_read { answer.recv_deadline(until).ok() } else { None };
         let _ = ethtool.kill();
         // If a driver hangs, ethtool cannot end. It is not waited for.
@@ -116,29 +116,19 @@ fn ask_ethtool(counters: &mut Vec<Counter>) {
     }
 }
 
-/// What verbs report about an address.
-struct Verbs {
-    endpoint: Endpoint,
-    mtu: Option<(u32, u32)>,
-    is_iwarp: bool,
-    registration: Option<Registration>,
-}
-
-fn ask_verbs() -> Result<Vec<Verbs>, String> {
+/// Returns what verbs report about each address, and about memory on the first address of each device.
+fn ask_verbs() -> Result<Vec<(Endpoint, Option<Registration>)>, String> {
     let endpoints = rdma::endpoints().map_err(|reason| reason.to_string())?;
-    let mut asked: Vec<Verbs> = Vec::new();
+    let mut asked: Vec<(Endpoint, Option<Registration>)> = Vec::new();
     for endpoint in endpoints {
-        let is_new = !asked.iter().any(|known| known.endpoint.device == endpoint.device);
+        let is_new = !asked.iter().any(|(known, _)| known.device == endpoint.device);
         let registration = is_new.then(|| register(&endpoint));
-        let path = rdma::port_mtu(&endpoint);
-        let mtu = path.as_ref().map(|path| (path.mtu_bytes, path.mtu_max_bytes));
-        asked.push(Verbs { mtu, is_iwarp: path.is_some_and(|path| path.is_iwarp), registration, endpoint });
+        asked.push((endpoint, registration));
     }
     Ok(asked)
 }
 
-fn add_verbs(facts: &mut Facts, known: Verbs) {
-    let Verbs { endpoint, mtu, is_iwarp, registration } = known;
+fn add_verbs(facts: &mut Facts, (endpoint, registration): (Endpoint, Option<Registration>)) {
     let address = Address { ip: endpoint.address, prefix_bits: endpoint.prefix_bits };
     let interface = facts.interface_of(address.ip).map(|interface| interface.name.clone()).unwrap_or_default();
     if let Some(device) = facts.devices.iter_mut().find(|device| device.name == endpoint.device) {
@@ -148,8 +138,8 @@ fn add_verbs(facts: &mut Facts, known: Verbs) {
             if port.interface.is_empty() {
                 port.interface.clone_from(&interface);
             }
-            (port.mtu, port.mtu_max) = (mtu.map(|(mtu, _)| mtu), mtu.map(|(_, most)| most));
-            port.is_iwarp = is_iwarp;
+            (port.mtu, port.mtu_max) = (Some(endpoint.mtu_bytes), Some(endpoint.mtu_max_bytes));
+            port.is_iwarp = endpoint.is_iwarp;
         }
     }
     facts.rdma.push(RdmaAddress {
@@ -430,16 +420,20 @@ fn interfaces(root: &Root) -> Vec<Interface> {
     let interface = |name: String| {
         let at = format!("sys/class/net/{name}");
         let driver = root.link(&format!("{at}/device/driver")).unwrap_or_default();
-        let rate: i64 = root.number(&format!("{at}/speed")).unwrap_or(0);
+        let rate_of = |name: &str| root.number(&format!("sys/class/net/{name}/speed")).unwrap_or(0_i64);
         let state = root.text(&format!("{at}/operstate")).unwrap_or_default();
         let carrier = root.text(&format!("{at}/carrier")).is_some_and(|text| text == "1");
+        // What goes between two hosts may use one port of a bond.
+        let ports = root.text(&format!("{at}/bonding/slaves")).unwrap_or_default();
+        let rate = ports.split_whitespace().map(rate_of).max().unwrap_or_else(|| rate_of(&name));
         Interface {
             is_up: state == "up" || state == "unknown" && carrier,
             mtu: root.number(&format!("{at}/mtu")).unwrap_or(0),
-            rate_mbps: if driver.is_empty() { 0 } else { u32::try_from(rate).unwrap_or(0) },
+            rate_mbps: if driver.is_empty() && ports.is_empty() { 0 } else { u32::try_from(rate).unwrap_or(0) },
             pci: root.link(&format!("{at}/device")).filter(|_| !driver.is_empty()).unwrap_or_default(),
             driver,
             addresses: Vec::new(),
+            master: root.link(&format!("{at}/master")).unwrap_or_default(),
             name,
         }
     };
@@ -571,6 +565,23 @@ mod tests {
         let names: Vec<&str> = kept.iter().map(|interface| interface.name.as_str()).collect();
         assert_eq!(names[..5], ["eth0", "eth1", "enp65s0f0np0", "bond0", "br-1"]);
         assert_eq!((kept.len(), kept[0].addresses.len(), kept[4].addresses.len()), (LIST_MAX, 2, 1));
+    }
+
+    #[test]
+    fn a_bond_has_the_rate_of_a_port_and_a_veth_none() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let root = Root::at(directory.path());
+        for (name, rate) in [("bond0", 50_000), ("veth1", 50_000), ("eth1", 25_000), ("eth2", 25_000)] {
+            let at = format!("sys/class/net/{name}");
+            put(&root, &format!("{at}/mtu"), "1500\n");
+            put(&root, &format!("{at}/speed"), &format!("{rate}\n"));
+        }
+        put(&root, "sys/class/net/bond0/bonding/slaves", "eth1 eth2\n");
+        std::os::unix::fs::symlink("../bond0", root.path("sys/class/net/veth1/master")).expect("ours");
+        let facts = from_files(&root).bounded();
+        let known = |name: &str| facts.interface(name).expect("it");
+        assert_eq!(["bond0", "veth1"].map(|name| known(name).rate_mbps), [25_000, 0]);
+        assert_eq!(["bond0", "veth1"].map(|name| known(name).master.as_str()), ["", "bond0"]);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! probe closes when it is dropped, or after [`OPEN_MAX`].
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::num::NonZeroUsize;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -17,12 +17,11 @@ use minicbor::{Decode, Decoder, Encode};
 use rd_proto::control::Endpoint as Offered;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use socket2::{Domain, Socket, Type};
 
 use super::facts::{Address, Facts, list};
 use super::finding::Outcome;
 use crate::transport::rdma::{self, Adapters, ConnectError, Endpoint, LaneRequest, Listener};
-use crate::transport::{Medium, Pool, is_inner, leads_elsewhere};
+use crate::transport::{Medium, Pool, is_inner, leads_elsewhere, tcp};
 
 /// Maximum time that a probe stays open.
 pub const OPEN_MAX: Duration = Duration::from_secs(30);
@@ -38,9 +37,6 @@ const PAIRS_MAX: usize = 4;
 
 /// How often an open probe checks whether it was closed.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
-
-/// Number of connections that may wait until the probe accepts them.
-const BACKLOG: i32 = 128;
 
 /// How long an accepted connection is kept, so that the other end can see that it is up.
 const GREET_MAX: Duration = Duration::from_millis(500);
@@ -170,9 +166,8 @@ impl Probe {
     pub fn open(ports: Option<RangeInclusive<u16>>) -> Result<Self, String> {
         let mut ticket = [0; TICKET_BYTES];
         getrandom::fill(&mut ticket).map_err(|error| error.to_string())?;
-        let listener = listen(ports.clone()).map_err(|error| error.to_string())?;
+        let listener = tcp::listen(0, ports.clone()).map_err(|error| error.to_string())?;
         let port = listener.local_addr().map_err(|error| error.to_string())?.port();
-        listener.set_nonblocking(true).map_err(|error| error.to_string())?;
         let closed = Arc::new(AtomicBool::new(false));
         let is_closed = Arc::clone(&closed);
         let serve = move || {
@@ -186,11 +181,7 @@ impl Probe {
                 }
             }
         };
-        std::thread::Builder::new()
-            .name("probe".to_owned())
-            .stack_size(64 << 10)
-            .spawn(serve)
-            .map_err(|error| error.to_string())?;
+        crate::spawn("probe", 64 << 10, serve).map_err(|error| error.to_string())?;
         let mut probe = Self { targets: ProbeTargets { port, rdma: Vec::new(), ticket }, closed, _rdma: Vec::new() };
         probe.open_rdma(ports);
         Ok(probe)
@@ -223,30 +214,6 @@ impl Drop for Probe {
     }
 }
 
-fn listen(ports: Option<RangeInclusive<u16>>) -> std::io::Result<TcpListener> {
-    let mut failure = None;
-    for port in ports.unwrap_or(0..=0) {
-        let any = [SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)), (Ipv4Addr::UNSPECIFIED, port).into()];
-        match bind(any[0]).or_else(|_| bind(any[1])) {
-            Ok(listener) => return Ok(listener),
-            Err(error) => failure = Some(error),
-        }
-    }
-    Err(failure.unwrap_or_else(|| Errno::ADDRINUSE.into()))
-}
-
-fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
-    socket.set_reuse_address(true)?;
-    if address.is_ipv6() {
-        // Also for IPv4, as in a session, even if net.ipv6.bindv6only says otherwise.
-        socket.set_only_v6(false)?;
-    }
-    socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
-    Ok(socket.into())
-}
-
 fn adapters() -> Option<Adapters> {
     let buffer = NonZeroUsize::new(POOL_BUFFER_BYTES).expect("not 0");
     let (pool, _buffers) = Pool::new(POOL_BUFFERS, buffer).ok()?;
@@ -261,7 +228,7 @@ pub fn try_all(request: &ProbeRequest) -> Vec<Attempt> {
     let mut start = |place: usize, attempt: Box<dyn FnOnce() -> Attempt + Send>| {
         let post = post.clone();
         let run = move || drop(post.send((place, attempt())));
-        if std::thread::Builder::new().name("probe".to_owned()).stack_size(256 << 10).spawn(run).is_ok() {
+        if crate::spawn("probe", 256 << 10, run).is_ok() {
             asked += 1;
         }
     };
@@ -351,7 +318,7 @@ fn connect_rdma(adapters: &Adapters, own: &Endpoint, other: SocketAddr, ticket: 
         Err(ConnectError::Timeout(_)) => Outcome::Silent,
         Err(ConnectError::Rejected(_)) => Outcome::Refused,
         Err(ConnectError::Unreachable { status, .. }) => Outcome::Unreachable(status.saturating_abs()),
-        Err(error @ (ConnectError::Unavailable(_) | ConnectError::Register(_))) => Outcome::NoRdma(error.to_string()),
+        Err(error @ ConnectError::Register(_)) => Outcome::NoRdma(error.to_string()),
         Err(error) => Outcome::Other(error.to_string()),
     }
 }
@@ -376,6 +343,8 @@ pub fn fuzz_probes(bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv6Addr, TcpListener};
+
     use super::super::encode;
     use super::super::facts::Interface;
     use super::*;
@@ -428,7 +397,7 @@ mod tests {
         // With net.ipv6.bindv6only, the default is IPv6 alone. A socket that accepts no other setting is not used.
         let refused = || {
             fail_where(libc::SYS_setsockopt, (1, libc::IPPROTO_IPV6 as u64), libc::EPERM);
-            listen(None).and_then(|listener| listener.local_addr())
+            tcp::listen(0, None).and_then(|listener| listener.local_addr())
         };
         let address = std::thread::spawn(refused).join().expect("its end").expect("a port");
         assert!(address.is_ipv4(), "{address}");

@@ -25,7 +25,8 @@ pub struct Generations {
     #[n(0)]
     pub link_dest: Vec<ByteVec>,
     /// Copy into DST/NAME, hard-linking what is unchanged since the generation DST/latest points to. On success, latest
-    /// points to NAME, which never changes again; until then, run the same command again to continue
+    /// points to NAME, which never changes again; until then, run the same command again to continue. -c reads all of
+    /// the earlier generation, also with --digest-cache
     #[arg(long, value_name = "NAME", requires = "sync", conflicts_with = "in_place", value_parser = snapshot())]
     #[n(1)]
     pub snapshot: Option<ByteVec>,

@@ -115,16 +115,15 @@ impl FromArgMatches for Rules {
     }
 }
 
-/// Adds the rules in a file, which is read as rsync reads one. `end` is the byte that ends each rule.
+/// Adds the rules in a file, which is read as rsync reads one. `end` is the byte that ends each rule, unless the file
+/// has only lines.
 fn read_rules(rules: &mut Vec<Rule>, file: &OsStr, is_include: bool, end: u8) -> Result<(), String> {
     let text = read_bounded(file, RULES_FILE_BYTES_MAX)?;
     if end != 0 && text.contains(&0) {
         return Err("zero byte in a pattern; use -0 if zero bytes end the patterns".to_owned());
     }
-    // It would be a single pattern, which matches nothing.
-    if end == 0 && text.contains(&b'\n') && !text.contains(&0) {
-        return Err("newlines, but no zero byte, which ends a pattern with -0; leave out -0, or convert the file with tr '\\n' '\\0'".to_owned());
-    }
+    // A file of lines beside -0, such as one that a settings file names. As a single pattern it would match nothing.
+    let end = if text.contains(&0) || !text.contains(&b'\n') { end } else { b'\n' };
     add_lines_of_rules(rules, &text, is_include, end);
     Ok(())
 }

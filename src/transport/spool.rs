@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use rd_proto::broadcast::{BroadcastError, Mark, Marks, PAGE_BYTES, encode_mark};
+use rd_proto::broadcast::{Mark, Marks, PAGE_BYTES, encode_mark};
 
 use super::{Buffer, Pool};
 pub use segment::{Chunk, SEGMENT_BYTES};
@@ -174,19 +174,10 @@ pub struct SpoolStatus {
     pub idle_micros: u64,
 }
 
-/// Error if the session has ended, another session has taken its place, or the whole spool has been given up.
+/// Error if the session has ended, another session has taken its place, the local tree is to take no more, or the whole
+/// spool has been given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gone;
-
-/// Result of [`Spool::take`], for the local tree.
-pub enum Taken {
-    /// The next part of the stream.
-    Slice(Slice),
-    /// The tree has taken the whole stream.
-    Ended,
-    /// The tree is to take no more.
-    Gone,
-}
 
 /// Result of [`SpoolOutput::next`], for the next host.
 #[derive(Debug)]
@@ -228,7 +219,7 @@ impl Spool {
 
     /// Starts a session that puts data in, and replaces the earlier one.
     pub fn input(self: &Arc<Self>) -> SpoolInput {
-        let mut state = self.state();
+        let mut state = crate::locked(&self.state);
         state.input += 1;
         (state.said, state.wake) = (None, None);
         self.has_room.notify_all();
@@ -237,7 +228,7 @@ impl Spool {
 
     /// Starts a session that takes data out for the next host, and replaces the earlier one.
     pub fn output(self: &Arc<Self>) -> SpoolOutput {
-        let mut state = self.state();
+        let mut state = crate::locked(&self.state);
         state.output += 1;
         (state.marks, state.is_refused, state.next_waits) = (Marks::default(), false, false);
         if let Some(next) = &mut state.places.next {
@@ -249,7 +240,7 @@ impl Spool {
 
     /// Sets whether there is a next host.
     pub fn set_next(&self, is_there: bool) {
-        let mut state = self.state();
+        let mut state = crate::locked(&self.state);
         state.places.set_next(is_there);
         self.let_go(&mut state);
         self.wake_input(&state);
@@ -257,17 +248,17 @@ impl Spool {
 
     /// Makes the local tree take no more. `is_behind`: whether it was too slow.
     pub fn leave(&self, is_behind: bool) {
-        self.cut_off(&mut self.state(), is_behind);
+        self.cut_off(&mut crate::locked(&self.state), is_behind);
     }
 
     /// Makes the input wait for the local tree, however long the tree stands still.
     pub fn hold(&self) {
-        self.state().holds = true;
+        crate::locked(&self.state).holds = true;
     }
 
     /// Gives up the whole spool.
     pub fn stop(&self) {
-        self.state().is_stopped = true;
+        crate::locked(&self.state).is_stopped = true;
         for waiting in [&self.has_room, &self.has_more_for_tree, &self.has_more_for_next, &self.news] {
             waiting.notify_all();
         }
@@ -275,7 +266,7 @@ impl Spool {
 
     /// Returns how far the host, its local tree and the next host are.
     pub fn status(&self) -> SpoolStatus {
-        let state = self.state();
+        let state = crate::locked(&self.state);
         SpoolStatus {
             received: state.places.end,
             written: state.written,
@@ -290,24 +281,28 @@ impl Spool {
     /// Sets a state that no real receiver would report: the next host has more than this host.
     #[cfg(test)]
     pub fn lie(&self, passed: u64) {
-        self.state().places.next = Some(Next { reader: None, passed, safe: 0 });
+        crate::locked(&self.state).places.next = Some(Next { reader: None, passed, safe: 0 });
     }
 
     /// Waits until something has happened that others should know of, or `longest` has passed.
     pub fn wait_for_news(&self, longest: Duration) {
-        let state = self.state();
+        let state = crate::locked(&self.state);
         let waited = self.news.wait_timeout_while(state, longest, |state| !state.has_news && !state.is_stopped);
         waited.expect("no panics under it").0.has_news = false;
     }
 
-    /// Returns the next part of the stream for the local tree, and waits for it.
-    pub fn take(self: &Arc<Self>) -> Taken {
-        let mut state = self.state();
+    /// Returns the next part of the stream for the local tree, and waits for it. `None` at the end of the stream.
+    ///
+    /// # Errors
+    ///
+    /// [`Gone`] if the tree is to take no more.
+    pub fn take(self: &Arc<Self>) -> Result<Option<Slice>, Gone> {
+        let mut state = crate::locked(&self.state);
         let at = loop {
             match state.places.tree.filter(|_| !state.is_stopped) {
-                None => return Taken::Gone,
+                None => return Err(Gone),
                 Some(at) if at < state.places.end => break at,
-                Some(_) if state.places.has_ended => return Taken::Ended,
+                Some(_) if state.places.has_ended => return Ok(None),
                 Some(_) => {}
             }
             let since = Instant::now();
@@ -319,11 +314,7 @@ impl Spool {
         state.places.tree = Some(segment.end());
         state.written = segment.end();
         let skip = (at - segment.start) as usize;
-        Taken::Slice(Slice { segment: Some(segment), skip, spool: Arc::clone(self) })
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no panics under it")
+        Ok(Some(Slice { segment: Some(segment), skip, spool: Arc::clone(self) }))
     }
 
     /// Frees data that is no longer needed.
@@ -479,7 +470,7 @@ impl SpoolInput {
         let (spare, start) = (spool.buffer_for(&mut state, bytes), state.places.end);
         drop(state);
         let segment = Segment { start, memory: fill(spare) };
-        state = spool.state();
+        state = crate::locked(&spool.state);
         // Only the session whose turn it is moves the end.
         if state.input != self.turn {
             spool.reclaim(&mut state, segment.memory);
@@ -500,7 +491,7 @@ impl SpoolInput {
     /// [`Gone`] if this session or the spool has ended.
     pub fn end(&self) -> Result<(), Gone> {
         let spool = &*self.spool;
-        let mut state = spool.state();
+        let mut state = crate::locked(&spool.state);
         if state.input != self.turn || state.is_stopped {
             return Err(Gone);
         }
@@ -512,7 +503,7 @@ impl SpoolInput {
 
     /// Returns the answer that the previous host is to be sent now; `None` if none is due.
     pub fn next_mark(&self) -> Option<Vec<u8>> {
-        let mut state = self.spool.state();
+        let mut state = crate::locked(&self.spool.state);
         if state.input != self.turn {
             return None;
         }
@@ -533,7 +524,7 @@ impl SpoolInput {
 
     /// Sets `wake`, to be called when there may be an answer for the previous host. `wake` must not block.
     pub fn on_mark(&self, wake: Box<dyn Fn() + Send>) {
-        let mut state = self.spool.state();
+        let mut state = crate::locked(&self.spool.state);
         if state.input == self.turn {
             state.wake = Some(wake);
         }
@@ -541,7 +532,7 @@ impl SpoolInput {
 
     fn wait_for_room(&self, room: usize, over: &AtomicBool) -> Result<MutexGuard<'_, State>, Gone> {
         let spool = &*self.spool;
-        let mut state = spool.state();
+        let mut state = crate::locked(&spool.state);
         let mut stood_still = Duration::ZERO;
         loop {
             if state.input != self.turn || state.is_stopped || over.load(Ordering::Relaxed) {
@@ -578,7 +569,7 @@ impl SpoolOutput {
     pub fn next(&self, bytes_max: usize, over: &AtomicBool) -> Outgoing {
         let spool = &*self.spool;
         let mut waited = Duration::ZERO;
-        let mut state = spool.state();
+        let mut state = crate::locked(&spool.state);
         let at = loop {
             state.next_waits = false;
             if state.output != self.turn || state.is_stopped || over.load(Ordering::Relaxed) {
@@ -623,7 +614,7 @@ impl SpoolOutput {
         let end = chunk.end;
         drop(chunk);
         let spool = &*self.spool;
-        let mut state = spool.state();
+        let mut state = crate::locked(&spool.state);
         let has_turn = state.output == self.turn;
         if let Some(next) = state.places.next.as_mut().filter(|_| has_turn) {
             next.reader = Some(end);
@@ -633,21 +624,18 @@ impl SpoolOutput {
         has_turn.then_some(()).ok_or(Gone)
     }
 
-    /// Takes in a mark of the next host, as the peer sent it.
-    ///
-    /// # Errors
-    ///
-    /// Fails if no receiver would have sent this mark.
-    pub fn take_mark(&self, bytes: &[u8]) -> Result<(), BroadcastError> {
+    /// Takes in a mark of the next host, as the peer sent it. `None` if no receiver would have sent this mark.
+    #[must_use]
+    pub fn take_mark(&self, bytes: &[u8]) -> Option<()> {
         let spool = &*self.spool;
-        let mut state = spool.state();
+        let mut state = crate::locked(&spool.state);
         if state.output != self.turn {
-            return Ok(());
+            return Some(());
         }
         let reader = state.places.next.and_then(|next| next.reader);
         if reader.is_none() && state.marks.have_begun() {
             // A host that is refused or no longer wanted sends further marks until it learns of that.
-            return Ok(());
+            return Some(());
         }
         match state.marks.take(bytes, reader.unwrap_or(0))? {
             Mark::From(offset) => {
@@ -662,7 +650,7 @@ impl SpoolOutput {
         }
         spool.let_go(&mut state);
         spool.wake_input(&state);
-        Ok(())
+        Some(())
     }
 
     /// Records that the next host has `bytes` bytes of what this session has sent.
@@ -672,7 +660,7 @@ impl SpoolOutput {
             return;
         }
         let spool = &*self.spool;
-        let mut state = spool.state();
+        let mut state = crate::locked(&spool.state);
         if state.output != self.turn {
             return;
         }
@@ -705,7 +693,7 @@ impl AsRef<[u8]> for Slice {
 impl Drop for Slice {
     fn drop(&mut self) {
         let alone = self.segment.take().and_then(|segment| Arc::try_unwrap(segment).ok());
-        let mut state = self.spool.state();
+        let mut state = crate::locked(&self.spool.state);
         if let Some(segment) = alone {
             // The spool has dropped this segment already, because the tree was cut off.
             self.spool.reclaim(&mut state, segment.memory);

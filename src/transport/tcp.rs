@@ -20,12 +20,15 @@ use rustix::net::sockopt;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, recvmsg, sendmsg};
 
 pub use self::from::connect_from;
-use self::records::{RECORD_BYTES_MAX, Record, control_record, next_record, set_chunks};
+pub use self::listen::listen;
+use self::records::{RECORD_BYTES_MAX, set_chunks};
+pub(crate) use self::records::{Record, control_record, next_record};
 use self::unsent::Speed;
 use super::{Buffer, CONTROL_QUEUE_MAX, Inline, Lane, LaneError, LaneEvent, Medium, Report};
 
 mod from;
 mod info;
+mod listen;
 mod records;
 mod unsent;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -127,9 +130,9 @@ impl TcpLane {
             inline: OnceLock::new(),
         });
         let (writer, reader) = (Arc::clone(&shared), Arc::clone(&shared));
-        spawn("tcp-send", move || writer.end(writer.write_loop()))?;
-        if let Err(error) = spawn("tcp-recv", move || reader.end(reader.read_loop())) {
-            let mut state = shared.lock();
+        crate::spawn("tcp-send", 128 << 10, move || writer.end(writer.write_loop()))?;
+        if let Err(error) = crate::spawn("tcp-recv", 128 << 10, move || reader.end(reader.read_loop())) {
+            let mut state = crate::locked(&shared.state);
             state.threads -= 1;
             state.failure = Some(LaneError::Closed);
             drop(state);
@@ -166,10 +169,6 @@ pub fn is_within_host(local: SocketAddr, peer: SocketAddr) -> bool {
     local == peer || peer.is_loopback()
 }
 
-fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
-    std::thread::Builder::new().name(name.to_owned()).stack_size(128 << 10).spawn(body).map(drop)
-}
-
 impl Lane for TcpLane {
     fn medium(&self) -> Medium {
         Medium::Tcp
@@ -181,7 +180,7 @@ impl Lane for TcpLane {
 
     fn send_control(&mut self, sealed: &[u8]) {
         debug_assert!(!sealed.is_empty() && sealed.len() <= CONTROL_BYTES_MAX);
-        let mut state = self.shared.lock();
+        let mut state = crate::locked(&self.shared.state);
         if state.control.len() == CONTROL_QUEUE_MAX {
             self.shared.fail(state, LaneError::Framing("the peer does not read its control frames"));
             return;
@@ -192,12 +191,12 @@ impl Lane for TcpLane {
     }
 
     fn has_control_waiting(&self) -> bool {
-        let state = self.shared.lock();
+        let state = crate::locked(&self.shared.state);
         state.is_writing_control || !state.control.is_empty()
     }
 
     fn send_chunk(&mut self, buffer: Buffer, wire_bytes: u32) -> Result<(), Buffer> {
-        let mut state = self.shared.lock();
+        let mut state = crate::locked(&self.shared.state);
         if state.reported_down {
             return Err(buffer);
         }
@@ -208,7 +207,7 @@ impl Lane for TcpLane {
     }
 
     fn post_receive(&mut self, buffer: Buffer) -> Result<(), Buffer> {
-        let mut state = self.shared.lock();
+        let mut state = crate::locked(&self.shared.state);
         if state.reported_down {
             return Err(buffer);
         }
@@ -217,7 +216,7 @@ impl Lane for TcpLane {
     }
 
     fn give_back_idle(&mut self, buffers: &Range<u32>) {
-        let mut state = self.shared.lock();
+        let mut state = crate::locked(&self.shared.state);
         for buffer in state.posted.iter_mut().filter(|buffer| buffers.contains(&buffer.id())) {
             buffer.give_back_if_idle();
         }
@@ -228,7 +227,7 @@ impl Lane for TcpLane {
     }
 
     fn close(&mut self) {
-        let mut state = self.shared.lock();
+        let mut state = crate::locked(&self.shared.state);
         if state.closing.is_none() {
             state.closing = Some(Instant::now() + CLOSE_WAIT);
             drop(state);
@@ -263,10 +262,6 @@ enum Work {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no thread panics with the lane locked")
-    }
-
     /// Makes both threads end: no read or write stays blocked on a socket that has been shut down.
     fn fail(&self, mut state: MutexGuard<'_, State>, reason: LaneError) {
         let reason = if state.closing.is_some() { LaneError::Closed } else { reason };
@@ -278,8 +273,8 @@ impl Shared {
 
     /// Records that a thread of the lane has ended. The last thread reports `Down`.
     fn end(&self, reason: LaneError) {
-        self.fail(self.lock(), reason);
-        let mut state = self.lock();
+        self.fail(crate::locked(&self.state), reason);
+        let mut state = crate::locked(&self.state);
         state.threads -= 1;
         if state.threads > 0 {
             return;
@@ -313,7 +308,7 @@ impl Shared {
                     match written {
                         Ok(()) => (self.report)(LaneEvent::Sent(buffer)),
                         // Reported with the other buffers in `Down`.
-                        Err(_) => self.lock().chunks.push_front((buffer, wire_bytes)),
+                        Err(_) => crate::locked(&self.state).chunks.push_front((buffer, wire_bytes)),
                     }
                     written
                 }
@@ -325,7 +320,7 @@ impl Shared {
         }
         // Before the socket is closed, lets the peer read to the end and close in its turn.
         let _ = self.socket.shutdown(Shutdown::Write);
-        let mut state = self.lock();
+        let mut state = crate::locked(&self.state);
         while let (Some(until), None) = (state.closing, &state.failure) {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() || state.threads < 2 {
@@ -337,7 +332,7 @@ impl Shared {
     }
 
     fn next_work(&self) -> Work {
-        let mut state = self.lock();
+        let mut state = crate::locked(&self.state);
         state.is_writing_control = false;
         loop {
             if state.failure.is_some() {
@@ -368,7 +363,7 @@ impl Shared {
                 Ok(count) => done += count,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
-                    let state = self.lock();
+                    let state = crate::locked(&self.state);
                     if state.failure.is_some() || state.closing.is_some_and(|until| Instant::now() >= until) {
                         return Err(Errno::TIMEDOUT);
                     }
@@ -429,7 +424,7 @@ impl Shared {
 
     fn give_back(&self, current: Option<(Buffer, usize, usize)>) {
         if let Some((buffer, ..)) = current {
-            self.lock().posted.push(buffer);
+            crate::locked(&self.state).posted.push(buffer);
         }
     }
 
@@ -461,8 +456,7 @@ impl Shared {
             match record {
                 Record::Chunk { header, wire_bytes } => {
                     // Takes the buffer that was posted last, because it is the most likely to be still in the cache.
-                    let mut buffer = self
-                        .lock()
+                    let mut buffer = crate::locked(&self.state)
                         .posted
                         .pop()
                         .ok_or(LaneError::Framing("a chunk for which no receive was posted"))?;

@@ -40,7 +40,7 @@ fn a_backup_in_dst_leaves_its_time() {
         let time = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
         fs::File::open(top.join("from")).and_then(|from| from.set_modified(time)).expect("ours");
         let options = TreeOptions { backup_dir: Some(b".bak".to_vec().into()), ..sync() };
-        assert_eq!(copy(top, &options, is_local).failed, 0);
+        assert_eq!(copy(top, &options, is_local).figures.failed, 0);
         assert_eq!(read(top.join("to/.bak").join(name)), "old");
         assert_eq!(
             fs::metadata(top.join("to")).and_then(|to| to.modified()).expect("it"),
@@ -64,7 +64,7 @@ fn a_backup_of_an_earlier_copy_is_not_removed_for_a_directory() {
                 write(top.join("from/x/file"), "new contents");
             }
             let report = copy(top, &options(), is_local);
-            assert_eq!(report.failed, 1, "{report:?}");
+            assert_eq!(report.figures.failed, 1, "{report:?}");
             let reason = String::from_utf8_lossy(&report.failures[0].detail);
             assert!(reason.contains("--backup-dir has a file"), "{reason}");
             assert_eq!(read(top.join("kept/x")), "precious");
@@ -72,7 +72,7 @@ fn a_backup_of_an_earlier_copy_is_not_removed_for_a_directory() {
             assert_eq!(read(top.join("to/other")), "1");
             // Moved away, the backup is no longer in the way.
             fs::rename(top.join("kept/x"), top.join("moved")).expect("renamed");
-            assert_eq!(copy(top, &options(), is_local).failed, 0);
+            assert_eq!(copy(top, &options(), is_local).figures.failed, 0);
             assert_eq!(read(top.join("kept/x/file")), "older");
         }
     }
@@ -94,7 +94,7 @@ fn a_directory_of_an_earlier_backup_is_named_where_it_is_in_the_way() {
             ("precious".to_owned(), "older".to_owned())
         );
         let other = TreeOptions { backup_dir: Some(b"../other".to_vec().into()), ..options() };
-        assert_eq!(copy(top, &other, is_local).failed, 0);
+        assert_eq!(copy(top, &other, is_local).figures.failed, 0);
         assert_eq!(read(top.join("other/x")), "older");
     }
 }
@@ -107,7 +107,7 @@ fn the_newer_backup_takes_the_place_of_one_of_its_name() {
         write(top.join("from/f"), "new");
         write(top.join("to/f"), "older");
         write(top.join("kept/f"), "oldest");
-        assert_eq!(copy(top, &options(), is_local).failed, 0);
+        assert_eq!(copy(top, &options(), is_local).figures.failed, 0);
         assert_eq!((read(top.join("kept/f")), read(top.join("to/f"))), ("older".to_owned(), "new".to_owned()));
     }
 }
@@ -121,7 +121,7 @@ fn what_cannot_be_linked_is_moved_into_the_backup() {
         write(top.join("from/f"), "newer");
         write(top.join("to/f"), "old");
         let report = where_calls_fail(&[libc::SYS_linkat], error, || copy(top, &options(), is_local));
-        assert_eq!(report.failed, 0, "{report:?}");
+        assert_eq!(report.figures.failed, 0, "{report:?}");
         assert_eq!((read(top.join("kept/f")), read(top.join("to/f"))), ("old".to_owned(), "newer".to_owned()));
     }
 }
@@ -137,7 +137,7 @@ fn what_no_link_can_replace_stays() {
         write(top.join("to/g"), "old");
         fs::create_dir(top.join("to").join(name_beside(b"g", WHOLE))).expect("where the link would be made");
         let report = copy(top, &options(), is_local);
-        assert_eq!(report.failed, 1, "{report:?}");
+        assert_eq!(report.figures.failed, 1, "{report:?}");
         assert_eq!((read(top.join("to/f")), read(top.join("to/g"))), ("newer".to_owned(), "old".to_owned()));
         assert!(!top.join("kept").exists());
     }
@@ -162,7 +162,7 @@ fn a_backup_at_the_end_leaves_the_times_of_directories() {
         let generations = Generations { session, ..Generations::default() };
         let backup_dir = Some(directory.as_bytes().to_vec().into());
         let options = TreeOptions { delete_after: true, force_empty: true, backup_dir, generations, ..options() };
-        assert_eq!(copy(top, &options, is_local).failed, 0);
+        assert_eq!(copy(top, &options, is_local).figures.failed, 0);
         assert_eq!(read(top.join("to").join(directory).join("sub/deep/gone")), "gone");
         for name in times {
             assert_eq!(fs::metadata(top.join("to").join(name)).expect("it").mtime(), 0, "{directory}: {name}");
@@ -181,10 +181,10 @@ fn a_moved_file_and_its_backup_are_two() {
         let session = Session { is_last: true, ..Session::default() };
         let generations = Generations { find_moves: true, session, ..Generations::default() };
         let options = TreeOptions { delete_after: true, generations, ..options() };
-        assert_eq!(copy(top, &options, is_local).failed, 0);
+        assert_eq!(copy(top, &options, is_local).figures.failed, 0);
         fs::rename(top.join("from/old"), top.join("from/new")).expect("renamed");
         let report = copy(top, &options, is_local);
-        assert_eq!((report.failed, report.bytes, report.moved), (0, 0, 1), "{report:?}");
+        assert_eq!((report.figures.failed, report.figures.amount.bytes, report.figures.moved), (0, 0, 1), "{report:?}");
         assert!(read(top.join("to/new")) == text && read(top.join("kept/old")) == text);
         assert!(!top.join("to/old").exists());
         let stat = |path: &str| fs::metadata(top.join(path)).expect("there");

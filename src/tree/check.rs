@@ -10,9 +10,9 @@ use std::io::BufRead;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex};
 
 use flume::{Sender, bounded};
 use minicbor::{Decode, Encode};
@@ -180,13 +180,7 @@ pub fn check(
         drop(jobs);
         walked
     })?;
-    let count = |counter: &AtomicU64| counter.load(Relaxed);
-    Ok(Checked {
-        entries: count(&checker.entries),
-        differing: count(&checker.differing),
-        unreadable: count(&checker.unreadable),
-        bytes: count(&checker.bytes),
-    })
+    Ok(checker.totals.into_inner().expect("no panics under it"))
 }
 
 struct Checker<'a> {
@@ -194,10 +188,7 @@ struct Checker<'a> {
     medium: Medium,
     stop: &'a AtomicBool,
     tell: Tell<'a>,
-    entries: AtomicU64,
-    differing: AtomicU64,
-    unreadable: AtomicU64,
-    bytes: AtomicU64,
+    totals: Mutex<Checked>,
     has_failed: AtomicBool,
     /// Reads ahead if the tree is cold. Not needed for reading from the disk itself, which enough threads do.
     ahead: Option<Ahead>,
@@ -225,10 +216,9 @@ struct Expected {
 
 impl<'a> Checker<'a> {
     fn new(directory: &'a Path, medium: Medium, stop: &'a AtomicBool, tell: Tell<'a>) -> Self {
-        let (entries, differing, unreadable, bytes) = Default::default();
-        let has_failed = AtomicBool::new(false);
+        let (totals, has_failed) = Default::default();
         let ahead = (medium == Medium::Cache).then(|| Ahead::new(INLINE_BYTES_MAX, false));
-        Self { directory, medium, stop, tell, entries, differing, unreadable, bytes, has_failed, ahead }
+        Self { directory, medium, stop, tell, totals, has_failed, ahead }
     }
 
     fn is_stopped(&self) -> bool {
@@ -237,13 +227,13 @@ impl<'a> Checker<'a> {
 
     fn differs(&self, path: &[u8], aspects: Vec<Aspect>) {
         if !aspects.is_empty() {
-            self.differing.fetch_add(1, Relaxed);
+            crate::locked(&self.totals).differing += 1;
             (self.tell)(Finding::Differs { path: path.to_vec(), aspects });
         }
     }
 
     fn fail(&self, path: &[u8], error: Errno) {
-        self.unreadable.fetch_add(1, Relaxed);
+        crate::locked(&self.totals).unreadable += 1;
         (self.tell)(Finding::Unreadable { path: path.to_vec(), errno: error.raw_os_error() });
     }
 
@@ -252,7 +242,7 @@ impl<'a> Checker<'a> {
         let mut manifest = Reader::new(manifest)?;
         let next = |manifest: &mut Reader<_>| -> Result<Option<Entry>, ManifestError> {
             let entry = manifest.next()?;
-            self.entries.fetch_add(u64::from(entry.is_some()), Relaxed);
+            crate::locked(&self.totals).entries += u64::from(entry.is_some());
             Ok(entry)
         };
         let mut expected = next(&mut manifest)?;
@@ -400,7 +390,7 @@ impl<'a> Checker<'a> {
     fn take(&self, mut expected: Expected, found: Result<blake3::Hash, Errno>) {
         match found {
             Ok(found) => {
-                self.bytes.fetch_add(expected.size, Relaxed);
+                crate::locked(&self.totals).bytes += expected.size;
                 if *found.as_bytes() != expected.digest {
                     expected.aspects.push(Aspect::Contents);
                 }

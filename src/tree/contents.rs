@@ -3,7 +3,6 @@
 //! The data comes from the disk, unless the page cache is acceptable. It is read past the page cache if the file system
 //! allows that, otherwise after the cached data has been written and dropped.
 
-use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::AcqRel;
@@ -12,13 +11,13 @@ use std::sync::{Arc, Mutex};
 use blake3::Hash;
 use flume::{Receiver, Sender};
 use memmap2::MmapMut;
-use rustix::fs::{Advice, OFlags, fadvise, fdatasync};
+use rustix::fs::OFlags;
 use rustix::io::{Errno, pread};
 
 use super::ahead::{Ahead, Pace};
 use super::manifest::digest::RangeDigest;
 use crate::fs::direct::{ALIGNMENT, reopen};
-use crate::fs::read_up_to;
+use crate::fs::{evict, read_up_to};
 
 /// Bytes of a large file that one thread reads at a time.
 pub(super) const RANGE_BYTES: usize = 1 << 20;
@@ -68,7 +67,7 @@ pub(super) fn read<T>(jobs: &Sender<Job<T>>, file: OwnedFd, size: u64, medium: M
         Medium::Disk if size > 0 => {
             let direct = reopen(&file, OFlags::RDONLY).ok();
             if direct.is_none() {
-                evict(&file);
+                let _ = evict(&file, 0, 0);
             }
             direct
         }
@@ -110,7 +109,7 @@ pub(super) fn work<T>(
             ahead.went_on(&mut pace);
         }
         if let Some(outcome) = outcome.transpose()
-            && let Some(purpose) = contents.purpose().take()
+            && let Some(purpose) = crate::locked(&contents.purpose).take()
         {
             done(purpose, &contents.file, outcome);
         }
@@ -118,13 +117,9 @@ pub(super) fn work<T>(
 }
 
 impl<T> Contents<T> {
-    fn purpose(&self) -> std::sync::MutexGuard<'_, Option<T>> {
-        self.purpose.lock().expect("no panics under it")
-    }
-
     /// Whether no range of the file has failed.
     fn is_wanted(&self) -> bool {
-        self.purpose().is_some()
+        crate::locked(&self.purpose).is_some()
     }
 
     /// Reads a range. The last range returns the file's digest.
@@ -142,7 +137,7 @@ impl<T> Contents<T> {
         let is_whole = self.size <= RANGE_BYTES as u64;
         if let Some(direct) = &self.direct {
             match read_direct(direct, buffer, at, length) {
-                Err(Errno::INVAL | Errno::OPNOTSUPP) => evict(&self.file),
+                Err(Errno::INVAL | Errno::OPNOTSUPP) => _ = evict(&self.file, 0, 0),
                 read => {
                     read?;
                     let data = &buffer[..length];
@@ -166,12 +161,6 @@ impl<T> Contents<T> {
         }
         Ok(is_whole.then(|| hasher.finalize()))
     }
-}
-
-/// Makes the next reads come from the disk, as far as possible.
-fn evict(file: &OwnedFd) {
-    let _ = fdatasync(file);
-    let _ = fadvise(file, 0, None::<NonZeroU64>, Advice::DontNeed);
 }
 
 /// Reads a range past the page cache. ENODATA if the file has become shorter.

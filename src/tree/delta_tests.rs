@@ -73,7 +73,7 @@ fn only_changed_blocks_are_sent_and_what_is_there_becomes_the_same() {
         touch(&from, &mut maker);
         let (sent, report) = copy(&from, &to, &options, is_local);
         let what = format!("seed {seed}, holes {has_holes}, in place {in_place}, local {is_local}, {to_size} bytes");
-        assert_eq!((report.failed, report.files), (0, 1), "{what}: {sent:?} {report:?}");
+        assert_eq!((report.figures.failed, report.files), (0, 1), "{what}: {sent:?} {report:?}");
         assert!(fs::read(&from).expect("it") == fs::read(&to).expect("it"), "{what}");
         let after = fs::metadata(&to).expect("it");
         assert_eq!(after.ino() == before.ino(), in_place, "{what}");
@@ -84,11 +84,15 @@ fn only_changed_blocks_are_sent_and_what_is_there_becomes_the_same() {
         // Each change lies in one block or two.
         let missing = size.saturating_sub(to_size);
         let is_compared = in_place || !is_local;
-        assert!(!is_compared || sent.bytes <= missing + 21 * BLOCK, "{what}: {} sent", sent.bytes);
+        assert!(
+            !is_compared || sent.figures.amount.bytes <= missing + 21 * BLOCK,
+            "{what}: {} sent",
+            sent.figures.amount.bytes
+        );
         // Changes only the time.
         touch(&from, &mut maker);
         let (sent, report) = copy(&from, &to, &options, is_local);
-        assert!(!is_compared || (sent.bytes, report.files) == (0, 0), "{what}: {sent:?} {report:?}");
+        assert!(!is_compared || (sent.figures.amount.bytes, report.files) == (0, 0), "{what}: {sent:?} {report:?}");
         assert_eq!(fs::metadata(&to).expect("it").ino() == after.ino(), is_compared, "{what}");
         if has_holes && !in_place {
             // An image that has been trimmed takes less room in the copy as well.
@@ -97,7 +101,7 @@ fn only_changed_blocks_are_sent_and_what_is_there_becomes_the_same() {
                 .expect("a hole");
             touch(&from, &mut maker);
             let (sent, report) = copy(&from, &to, &options, is_local);
-            assert_eq!((report.failed, report.files), (0, 1), "{what}: {sent:?} {report:?}");
+            assert_eq!((report.figures.failed, report.files), (0, 1), "{what}: {sent:?} {report:?}");
             assert!(fs::read(&from).expect("it") == fs::read(&to).expect("it"), "{what}");
             let blocks = [&from, &to].map(|path| fs::metadata(path).expect("it").blocks());
             assert!(blocks[1] * 512 <= blocks[0] * 512 + 2 * BLOCK, "{what}: {blocks:?}");
@@ -125,8 +129,8 @@ fn blocks_that_are_copied_keep_the_holes_within_them() {
         file.write_all_at(b"other", 10 * MIB + 5 * 4096 + 1).expect("written");
         touch(&from, &mut maker);
         let (sent, report) = copy(&from, &to, &TreeOptions { checksum, ..sync() }, is_local);
-        assert_eq!((report.failed, report.files), (0, 1), "{what}: {sent:?} {report:?}");
-        assert!(sent.bytes <= BLOCK, "{what}: {} sent", sent.bytes);
+        assert_eq!((report.figures.failed, report.files), (0, 1), "{what}: {sent:?} {report:?}");
+        assert!(sent.figures.amount.bytes <= BLOCK, "{what}: {} sent", sent.figures.amount.bytes);
         assert!(fs::read(&from).expect("it") == fs::read(&to).expect("it"), "{what}");
         // The block that was sent may come with its zeros.
         let [source, target] = blocks();
@@ -146,10 +150,10 @@ fn an_appended_file_sends_its_end() {
         let more = vec![7; 3 << 20];
         File::options().write(true).open(&from).expect("it").write_all_at(&more, size).expect("written");
         let (sent, report) = copy(&from, &to, &options, false);
-        assert_eq!(report.failed, 0, "{report:?}");
+        assert_eq!(report.figures.failed, 0, "{report:?}");
         assert!(fs::read(&from).expect("it") == fs::read(&to).expect("it"));
         // The last block of the older file is not whole.
-        assert!(sent.bytes <= more.len() as u64 + BLOCK, "{} sent", sent.bytes);
+        assert!(sent.figures.amount.bytes <= more.len() as u64 + BLOCK, "{} sent", sent.figures.amount.bytes);
         assert_eq!(fs::metadata(&to).expect("it").ino() == before, in_place || append_verify);
         if append_verify {
             // A file at least as long at the destination stays, whatever it contains. A shorter one becomes that of the
@@ -158,7 +162,7 @@ fn an_appended_file_sends_its_end() {
             change(&to, &mut maker, 3);
             let there = fs::read(&to).expect("it");
             let (sent, report) = copy(&from, &to, &options, false);
-            assert_eq!((sent.bytes, report.files, report.failed), (0, 0, 0));
+            assert_eq!((sent.figures.amount.bytes, report.files, report.figures.failed), (0, 0, 0));
             assert!(fs::read(&to).expect("it") == there);
             File::options().write(true).open(&to).expect("it").set_len(size - 5).expect("shorter");
             copy(&from, &to, &options, false);
@@ -188,11 +192,15 @@ fn a_file_with_other_names_is_not_appended_to() {
         }
         let options = TreeOptions { append_verify: true, checksum, ..sync() };
         let (sent, report) = copy(&from, &to, &options, is_local);
-        assert_eq!((report.failed, report.files), (0, 1), "{what}: {report:?}");
+        assert_eq!((report.figures.failed, report.files), (0, 1), "{what}: {report:?}");
         assert!(fs::read(&from).expect("it") == fs::read(&to).expect("it"), "{what}");
         assert!(fs::read(&other).expect("it") == before, "{what}");
         if !is_local && (checksum || has_time) {
-            assert!(sent.bytes <= more.len() as u64 + BLOCK, "{what}: {} sent", sent.bytes);
+            assert!(
+                sent.figures.amount.bytes <= more.len() as u64 + BLOCK,
+                "{what}: {} sent",
+                sent.figures.amount.bytes
+            );
         }
     }
 }
@@ -208,12 +216,12 @@ fn in_place_a_file_with_other_names_is_refused_as_it_is() {
     // Nothing would be written into it.
     let checksum = TreeOptions { in_place: true, checksum: true, ..sync() };
     let (sent, report) = copy(&from, &to, &checksum, false);
-    assert_eq!((sent.bytes, report.failed), (0, 0), "{report:?}");
+    assert_eq!((sent.figures.amount.bytes, report.figures.failed), (0, 0), "{report:?}");
     let time = fs::metadata(&to).expect("it").modified().expect("it");
     change(&from, &mut maker, 3);
     touch(&from, &mut maker);
     let (_, report) = copy(&from, &to, &TreeOptions { in_place: true, ..sync() }, false);
-    assert_eq!(report.failed, 1, "{report:?}");
+    assert_eq!(report.figures.failed, 1, "{report:?}");
     assert!(fs::read(&to).expect("it") == before);
     assert_eq!(fs::metadata(&to).expect("it").modified().expect("it"), time);
 }

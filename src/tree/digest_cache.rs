@@ -27,7 +27,7 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use blake3::Hasher;
@@ -245,7 +245,7 @@ impl DigestCache {
     /// system, it says nothing about that of the file, for which there is then no digest unless the file system is
     /// known already.
     pub fn get(&self, at: impl AsFd, stat: &Stat) -> Option<Digest> {
-        let mut state = self.state();
+        let mut state = crate::locked(&self.state);
         let known = self.known(&mut state, at, stat)?;
         let bucket = self.bucket(&mut state, known.bucket)?;
         let mut slots = bucket.chunks_exact(SLOT_BYTES);
@@ -261,7 +261,7 @@ impl DigestCache {
         if !changed.is_ok_and(|changed| began.checked_sub(changed).is_some_and(|ago| ago >= SETTLED_AFTER)) {
             return;
         }
-        let mut state = self.state();
+        let mut state = crate::locked(&self.state);
         let Some(known) = self.known(&mut state, at, stat) else { return };
         let Some(bucket) = self.bucket(&mut state, known.bucket) else { return };
         let inodes = bucket.chunks_exact(SLOT_BYTES).map(|slot| &slot[..8]);
@@ -277,10 +277,6 @@ impl DigestCache {
         slot[40..].copy_from_slice(&checksum);
         let at = HEAD_BYTES as u64 + known.bucket * BUCKET_BYTES as u64 + start as u64;
         let _ = self.file.write_all_at(slot, at);
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no panics under it")
     }
 
     fn checksum(&self, bytes: &[u8]) -> [u8; 8] {
@@ -471,7 +467,8 @@ mod tests {
         let path = scratch.path().join("cache");
         let file = stat();
         DigestCache::open(&path).expect("made").put(SystemTime::now(), at(), &file, [7; 16]);
-        let known = |cache: &DigestCache| cache.known(&mut cache.state(), at(), &file).expect("it").bucket;
+        let known =
+            |cache: &DigestCache| cache.known(&mut crate::locked(&cache.state), at(), &file).expect("it").bucket;
         let start = HEAD_BYTES as u64 + known(&DigestCache::open(&path).expect("it")) * BUCKET_BYTES as u64;
         let raw = File::options().read(true).write(true).open(&path).expect("ours");
         let get = || DigestCache::open(&path).expect("it").get(at(), &file);
@@ -618,12 +615,13 @@ mod tests {
         put("to", "small", &read("from", "small"));
         put("to", "large", &read("from", "large"));
         put("from", "large", &read("from", "large"));
-        let copy = |options: &TreeOptions| sync_tests::copy(&at("from"), &at("to"), options, false).0.bytes;
+        let copy =
+            |options: &TreeOptions| sync_tests::copy(&at("from"), &at("to"), options, false).0.figures.amount.bytes;
         assert_eq!(copy(&options), 0);
         assert_ne!(read("to", "small"), read("from", "small"), "it was not read");
         let dry = TreeOptions { dry_run: true, ..options.clone() };
         let (_, report) = sync_tests::copy(&at("from"), &at("to"), &dry, false);
-        assert_eq!((report.files, report.same), (1, 1), "of a large file the contents are compared then");
+        assert_eq!((report.files, report.figures.same), (1, 1), "of a large file the contents are compared then");
         // The small file at the sender's end.
         put("to", "small", b"something else");
         assert_eq!(copy(&TreeOptions { dry_run: true, ..options.clone() }), 0);

@@ -4,7 +4,7 @@
 //! reader. So an end may have [`WINDOW`] messages on the way that the caller has not taken, and threads with more to
 //! report wait. Neither end ever holds a list of the tree.
 
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
+use std::sync::{Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
 use minicbor::{Decode, Encode};
@@ -202,7 +202,7 @@ impl EntryStream {
     /// Reports an entry. Waits while the caller has too much to take.
     pub fn tell(&self, entry: Entry) {
         let bytes = entry.names_bytes() + OVERHEAD_BYTES;
-        let mut waiting = self.waiting();
+        let mut waiting = crate::locked(&self.waiting);
         if waiting.bytes + bytes > MESSAGE_BYTES {
             self.send(&mut waiting);
         }
@@ -214,19 +214,19 @@ impl EntryStream {
     pub fn send_waiting(&self) {
         // If the lock is held, its holder waits for the caller.
         let Ok(mut waiting) = self.waiting.try_lock() else { return };
-        if *self.credit() > 0 {
+        if *crate::locked(&self.credit) > 0 {
             self.send(&mut waiting);
         }
     }
 
     /// Waits until all reported entries are sent.
     pub fn flush(&self) {
-        self.send(&mut self.waiting());
+        self.send(&mut crate::locked(&self.waiting));
     }
 
     /// Records that the caller has taken this many messages.
     pub fn taken(&self, messages: u32) {
-        let mut credit = self.credit();
+        let mut credit = crate::locked(&self.credit);
         *credit = credit.saturating_add(messages).min(WINDOW);
         self.more.notify_all();
     }
@@ -236,7 +236,7 @@ impl EntryStream {
         if entries.is_empty() {
             return;
         }
-        let mut credit = self.credit();
+        let mut credit = crate::locked(&self.credit);
         while *credit == 0 {
             if self.is_over.get().is_some_and(|is_over| is_over()) {
                 return;
@@ -246,14 +246,6 @@ impl EntryStream {
         *credit -= 1;
         drop(credit);
         (self.send)(entries);
-    }
-
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().expect("no panics under it")
-    }
-
-    fn credit(&self) -> MutexGuard<'_, u32> {
-        self.credit.lock().expect("no panics under it")
     }
 }
 
@@ -339,6 +331,6 @@ mod tests {
         assert_eq!(sent.try_recv(), Ok(vec![entry(b"a".to_vec())]));
         // Credit never exceeds the window.
         stream.taken(u32::MAX);
-        assert_eq!(*stream.credit(), WINDOW);
+        assert_eq!(*crate::locked(&stream.credit), WINDOW);
     }
 }

@@ -16,7 +16,7 @@ use super::{Root, local};
 use crate::fs::close::tests::where_calls_fail;
 use crate::fs::direct::Tally;
 use crate::fs::{PARTIAL, UNFINISHED, name_beside};
-use crate::options::{Generations, Session, TreeOptions};
+use crate::options::{Generations, Session, Sizes, TreeOptions};
 
 fn linking(to: &[&str]) -> TreeOptions {
     let link_dest = to.iter().map(|path| path.as_bytes().to_vec().into()).collect();
@@ -49,7 +49,7 @@ impl Generation {
 
     fn copy(&self, to: &str, options: &TreeOptions, is_local: bool) -> (Sent, Report) {
         let (sent, report) = copy_as_dst(&self.path("from"), &self.path(to), options, is_local);
-        assert_eq!((sent.failed, report.failed), (0, 0), "{:?} {:?}", sent.failures, report.failures);
+        assert_eq!((sent.figures.failed, report.figures.failed), (0, 0), "{:?} {:?}", sent.failures, report.failures);
         (sent, report)
     }
 }
@@ -63,17 +63,17 @@ fn what_is_unchanged_is_linked_and_nothing_of_it_is_sent() {
         }
         tree.copy("1", &sync(), is_local);
         let (sent, report) = tree.copy("2", &linking(&["../1"]), is_local);
-        assert_eq!((sent.bytes, report.files, report.same), (0, 0, 3), "{report:?}");
+        assert_eq!((sent.figures.amount.bytes, report.files, report.figures.same), (0, 0, 3), "{report:?}");
         for name in ["a", "b", "d/large"] {
             assert_eq!(inode(tree.path("1").join(name)), inode(tree.path("2").join(name)), "{name}");
         }
         // Also with an existing DST, with an absolute path, and with the second of two paths.
         let absolute = tree.path("1").into_os_string().into_string().expect("UTF-8");
         let (sent, report) = tree.copy("3", &linking(&["../none", &absolute]), is_local);
-        assert_eq!((sent.bytes, report.without.len()), (0, 1), "{report:?}");
+        assert_eq!((sent.figures.amount.bytes, report.without.len()), (0, 1), "{report:?}");
         fs::remove_file(tree.path("3/b")).expect("it");
         let (sent, _) = tree.copy("3", &linking(&["../2"]), is_local);
-        assert_eq!((sent.bytes, inode(tree.path("3/b"))), (0, inode(tree.path("1/b"))));
+        assert_eq!((sent.figures.amount.bytes, inode(tree.path("3/b"))), (0, inode(tree.path("1/b"))));
         assert_eq!(picture(&tree.path("from")), picture(&tree.path("3")));
     }
 }
@@ -93,7 +93,7 @@ fn other_metadata_means_a_new_file_and_leaves_the_older_one() {
             fs::set_permissions(tree.path("from").join(name), mode).expect("a mode");
         }
         let (sent, _) = tree.copy("2", &linking(&["../1"]), is_local);
-        assert_eq!(sent.bytes, 0, "copied within the host");
+        assert_eq!(sent.figures.amount.bytes, 0, "copied within the host");
         assert_eq!(picture(&tree.path("from")), picture(&tree.path("2")));
         assert_eq!(picture(&tree.path("1")), before);
         // Once more, onto names that the third generation has linked to the second.
@@ -105,7 +105,7 @@ fn other_metadata_means_a_new_file_and_leaves_the_older_one() {
             fs::set_permissions(tree.path("from").join(name), mode).expect("a mode");
         }
         let (sent, _) = tree.copy("3", &linking(&["../2"]), is_local);
-        assert_eq!(sent.bytes, 0);
+        assert_eq!(sent.figures.amount.bytes, 0);
         assert_eq!(picture(&tree.path("2")), second);
         assert_eq!(picture(&tree.path("from")), picture(&tree.path("3")));
     }
@@ -121,7 +121,7 @@ fn where_nothing_can_be_linked_what_is_unchanged_is_copied_within_the_host() {
         tree.copy("1", &sync(), is_local);
         let linked = || tree.copy("2", &linking(&["../1"]), is_local);
         let (sent, _) = where_calls_fail(&[libc::SYS_linkat], error, linked);
-        assert_eq!(sent.bytes, 0, "{error} within a host {is_local}");
+        assert_eq!(sent.figures.amount.bytes, 0, "{error} within a host {is_local}");
         assert_eq!(picture(&tree.path("from")), picture(&tree.path("2")));
         assert_ne!(inode(tree.path("1/small")), inode(tree.path("2/small")));
     }
@@ -138,7 +138,7 @@ fn a_large_file_that_has_changed_is_sent_in_part() {
     bytes[5 << 20] ^= 1;
     tree.write("from/large", &bytes);
     let (sent, _) = tree.copy("2", &linking(&["../1"]), false);
-    assert!(sent.bytes <= 1 << 20, "{sent:?}");
+    assert!(sent.figures.amount.bytes <= 1 << 20, "{sent:?}");
     assert_eq!(picture(&tree.path("from")), picture(&tree.path("2")));
     assert_eq!(picture(&tree.path("1")), before);
 }
@@ -156,7 +156,7 @@ fn with_checksum_only_equal_contents_are_linked() {
         fs::File::options().write(true).open(tree.path("from/other")).expect("it").set_modified(time).expect("a time");
         let options = TreeOptions { checksum: true, ..linking(&["../1"]) };
         let (sent, _) = tree.copy("2", &options, is_local);
-        assert_eq!(sent.bytes, 3, "within {is_local}");
+        assert_eq!(sent.figures.amount.bytes, 3, "within {is_local}");
         for name in ["same", "large"] {
             assert_eq!(inode(tree.path("1").join(name)), inode(tree.path("2").join(name)), "{name}");
         }
@@ -192,7 +192,7 @@ fn with_checksum_what_is_unchanged_in_dst_stays_whatever_an_older_generation_has
             assert!(is_whole(), "{what}");
             let before = inode(tree.path("2/file"));
             let (sent, report) = tree.copy("2", &options, is_local);
-            assert_eq!((sent.bytes, report.files), (0, 0), "{what}");
+            assert_eq!((sent.figures.amount.bytes, report.files), (0, 0), "{what}");
             assert!(is_whole() && inode(tree.path("2/file")) == before, "{what}");
             assert!(!is_backed_up || fs::read(tree.path("kept/file")).expect("it") == vec![3; bytes], "{what}");
             assert!(fs::read(tree.path("1/file")).expect("it") == vec![2; bytes], "{what}");
@@ -208,7 +208,7 @@ fn with_checksum_an_older_version_in_dst_gives_way_to_the_file_of_a_newer_genera
         fs::remove_file(tree.path("1/file")).expect("it");
         tree.copy("1", &sync(), is_local);
         let (sent, _) = tree.copy("2", &TreeOptions { checksum: true, ..linking(&["../1"]) }, is_local);
-        assert_eq!(sent.bytes, 0, "{bytes} bytes, within a host {is_local}");
+        assert_eq!(sent.figures.amount.bytes, 0, "{bytes} bytes, within a host {is_local}");
         assert_eq!(inode(tree.path("2/file")), inode(tree.path("1/file")));
     }
 }
@@ -276,7 +276,11 @@ fn a_relative_path_stays_relative_where_dst_is_missing() {
     {
         let to = format!("new{number}");
         let (sent, report) = tree.copy(&to, &linking(&[path]), false);
-        assert_eq!((sent.bytes, report.without.len()), if is_found { (0, 0) } else { (4, 1) }, "{path}: {report:?}");
+        assert_eq!(
+            (sent.figures.amount.bytes, report.without.len()),
+            if is_found { (0, 0) } else { (4, 1) },
+            "{path}: {report:?}"
+        );
     }
 }
 
@@ -303,7 +307,7 @@ fn no_generation_is_changed_by_later_ones() {
             for _ in 0..1 + maker.below(2) {
                 maker.change(&from);
                 let (sent, report) = copy_as_dst(&from, &to, &options, is_local);
-                assert_eq!((sent.failed, report.failed), (0, 0), "seed {seed}: {:?}", report.failures);
+                assert_eq!((sent.figures.failed, report.figures.failed), (0, 0), "seed {seed}: {:?}", report.failures);
                 assert_eq!(picture(&from), picture(&to), "seed {seed}, round {round}");
                 for (older, before) in &pictures {
                     assert_eq!(&picture(older), before, "seed {seed}, round {round}: {}", older.display());
@@ -335,15 +339,15 @@ fn the_link_latest_leads_to_the_last_generation_that_is_whole() {
         let mut options = snapshot("two");
         options.generations.session.is_dst = true;
         let (sent, report) = copy(&tree.path("from"), &tree.path("to/two"), &options, is_local);
-        assert_eq!((sent.bytes, report.failed, latest()), (2, 0, Some("one".into())));
+        assert_eq!((sent.figures.amount.bytes, report.figures.failed, latest()), (2, 0, Some("one".into())));
         let (sent, _) = tree.copy("to/two", &snapshot("two"), is_local);
-        assert_eq!((sent.bytes, latest()), (0, Some("two".into())), "it goes on in the same generation");
+        assert_eq!((sent.figures.amount.bytes, latest()), (0, Some("two".into())), "it goes on in the same generation");
         assert_eq!(inode(tree.path("to/one/same")), inode(tree.path("to/two/same")));
         // With an absolute link, as scripts make it.
         fs::remove_file(tree.path("to/latest")).expect("it");
         symlink(tree.path("to/two"), tree.path("to/latest")).expect("a link");
         let (sent, report) = tree.copy("to/three", &snapshot("three"), is_local);
-        assert_eq!((sent.bytes, report.without.len(), latest()), (0, 0, Some("three".into())));
+        assert_eq!((sent.figures.amount.bytes, report.without.len(), latest()), (0, 0, Some("three".into())));
         assert_eq!(picture(&tree.path("to/one")), one);
         assert_eq!(picture(&tree.path("from")), picture(&tree.path("to/three")));
     }
@@ -358,7 +362,7 @@ fn a_latest_that_is_none_is_not_followed_or_replaced() {
     // The link leads out of DST.
     symlink("../outside", tree.path("to/latest")).expect("a link");
     let (sent, report) = tree.copy("to/one", &snapshot("one"), false);
-    assert_eq!((sent.bytes, report.without.len()), (4, 1), "{report:?}");
+    assert_eq!((sent.figures.amount.bytes, report.without.len()), (4, 1), "{report:?}");
     assert_eq!(fs::read_link(tree.path("to/latest")).expect("a link"), Path::new("one"));
     fs::remove_file(tree.path("to/latest")).expect("it");
     tree.write("to/latest", b"precious");
@@ -402,8 +406,141 @@ fn a_new_tree_that_was_interrupted_goes_on() {
     assert!(!tree.path("to/one").exists(), "it has its name before it is whole");
     fs::remove_file(tree.path("from/d/f03")).expect("it");
     let (sent, _) = tree.copy("to/one", &snapshot("one"), false);
-    assert!(sent.bytes <= 5_000_000 - 2_500_000, "{sent:?}");
+    assert!(sent.figures.amount.bytes <= 5_000_000 - 2_500_000, "{sent:?}");
     assert_eq!(picture(&tree.path("from")), picture(&tree.path("to/one")));
+}
+
+/// Whether a report has this failure and no other.
+#[track_caller]
+fn fails_with(report: &Report, path: &[u8], begin: &str) {
+    let [fact] = &report.failures[..] else { panic!("{report:?}") };
+    let detail = String::from_utf8_lossy(&fact.detail);
+    assert!(report.figures.failed == 1 && fact.path.ends_with(path) && detail.starts_with(begin), "{report:?}");
+}
+
+/// Its disk may not be mounted, and what an interrupted run has brought may be the only copy.
+#[test]
+fn an_empty_source_empties_no_unfinished_generation() {
+    for is_local in [false, true] {
+        let tree = Generation::new();
+        fs::create_dir(tree.path("to")).expect("a directory");
+        tree.write("from/file", b"1");
+        let mut options = snapshot("one");
+        options.generations.session = Session { is_dst: true, ..Session::default() };
+        copy(&tree.path("from"), &tree.path("to/one"), &options, is_local);
+        fs::remove_dir_all(tree.path("from")).expect("it");
+        fs::create_dir(tree.path("from")).expect("a directory");
+        let dry = TreeOptions { dry_run: true, ..snapshot("one") };
+        let (_, report) = copy_as_dst(&tree.path("from"), &tree.path("to/one"), &dry, is_local);
+        fails_with(&report, b"latest", "was not emptied: the source is empty");
+        let (_, report) = copy_as_dst(&tree.path("from"), &tree.path("to/one"), &snapshot("one"), is_local);
+        fails_with(&report, b"to/one", "was not emptied: the source is empty");
+        assert!(tree.path("to/one/file").exists() && !tree.path("to/latest").exists());
+        // Still unfinished, so that the next run makes it what the source is by then.
+        tree.copy("to/one", &TreeOptions { force_empty: true, ..snapshot("one") }, is_local);
+        assert_eq!(fs::read_dir(tree.path("to/one")).expect("it").count(), 0);
+        assert_eq!(fs::read_link(tree.path("to/latest")).expect("a link"), Path::new("one"));
+    }
+}
+
+/// Also if it is one of several sources. A dry run tells the same.
+#[test]
+fn latest_is_not_switched_to_what_an_empty_source_makes() {
+    for (is_local, is_dst) in [(false, true), (true, true), (false, false), (true, false)] {
+        let tree = Generation::new();
+        tree.write("from/file", b"1");
+        let run_as = |name: &str, force_empty: bool, dry_run: bool| {
+            let mut options = TreeOptions { force_empty, dry_run, ..snapshot(name) };
+            options.generations.session = Session { is_dst, is_last: true, ..Session::default() };
+            let to = tree.path("to").join(name);
+            fs::create_dir_all(if is_dst { tree.path("to") } else { to.clone() }).expect("a directory");
+            copy(&tree.path("from"), &if is_dst { to } else { to.join("home") }, &options, is_local).1
+        };
+        let run = |name: &str, force_empty: bool| run_as(name, force_empty, false);
+        let latest = || fs::read_link(tree.path("to/latest")).expect("a link").into_os_string();
+        assert_eq!((run("one", false).figures.failed, latest()), (0, "one".into()));
+        assert_eq!(run_as("two", false, true).figures.failed, 0);
+        fs::remove_dir_all(tree.path("from")).expect("it");
+        fs::create_dir(tree.path("from")).expect("a directory");
+        let kept = if is_dst { "latest" } else { "latest/home" };
+        assert_eq!(run_as("two", true, true).figures.failed, 0);
+        fails_with(&run_as("two", false, true), kept.as_bytes(), "was not emptied: ");
+        fails_with(&run("two", false), kept.as_bytes(), "was not emptied: ");
+        assert_eq!(latest(), "one");
+        assert_eq!((run("two", true).figures.failed, latest()), (0, "two".into()));
+        // What was empty before may stay so.
+        assert_eq!((run("three", false).figures.failed, latest()), (0, "three".into()));
+    }
+}
+
+/// Its user has removed the generation to which `latest` leads, and makes it again. Before it is whole, nothing leads
+/// to it.
+#[test]
+fn a_latest_that_leads_to_what_is_still_to_be_made_goes() {
+    for (is_local, is_dst) in [(false, true), (true, true), (false, false)] {
+        let tree = Generation::new();
+        fs::create_dir(tree.path("to")).expect("a directory");
+        tree.write("from/file", b"1");
+        for leads_to in [PathBuf::from("one"), tree.path("to/one")] {
+            symlink(leads_to, tree.path("to/latest")).expect("a link");
+            let mut options = snapshot("one");
+            options.generations.session.is_dst = is_dst;
+            let to = tree.path("to/one");
+            if !is_dst {
+                fs::create_dir(&to).expect("a directory");
+            }
+            let (_, report) = copy(&tree.path("from"), &if is_dst { to } else { to.join("home") }, &options, is_local);
+            assert_eq!((report.figures.failed, report.without.len()), (0, 1), "{report:?}");
+            assert!(tree.path("to/one").exists() && fs::symlink_metadata(tree.path("to/latest")).is_err());
+            options.generations.session.is_last = true;
+            let to = tree.path(if is_dst { "to/one" } else { "to/one/home" });
+            assert_eq!(copy(&tree.path("from"), &to, &options, is_local).1.figures.failed, 0);
+            assert_eq!(fs::read_link(tree.path("to/latest")).expect("a link"), Path::new("one"));
+            fs::remove_dir_all(tree.path("to/one")).expect("it");
+            fs::remove_file(tree.path("to/latest")).expect("it");
+        }
+    }
+}
+
+/// Found out before anything is copied.
+#[test]
+fn a_file_system_without_symbolic_links_has_no_generations() {
+    for error in [libc::EPERM, libc::EOPNOTSUPP] {
+        let tree = Generation::new();
+        fs::create_dir(tree.path("to")).expect("a directory");
+        let opened = || {
+            let mut destination = Destination::from(snapshot("one"));
+            destination.names = Names::Only(b"one".to_vec());
+            destination.options.generations.session.is_dst = true;
+            TreeSink::new(&tree.path("to"), destination, Box::new(|_| {})).map(drop)
+        };
+        let refused = where_calls_fail(&[libc::SYS_symlinkat], error, opened).expect_err("no links");
+        assert_eq!((refused.path.as_slice(), refused.errno), (&b"latest"[..], error));
+        assert!(String::from_utf8_lossy(&refused.detail).contains("symbolic links"), "{refused:?}");
+        assert_eq!(fs::read_dir(tree.path("to")).expect("it").count(), 0, "no marker is left");
+    }
+}
+
+/// Where generations are copied to another disk, an unfinished one would count as whole without its mark.
+#[test]
+fn a_mark_of_what_is_copied_is_a_failure() {
+    for is_local in [false, true] {
+        let tree = Generation::new();
+        tree.write("from/half", b"half of it");
+        for (name, ending, failed) in
+            [("half", PARTIAL, 0), ("removed", UNFINISHED, 0), ("half", UNFINISHED, 1), ("d", UNFINISHED, 2)]
+        {
+            tree.write(&format!("from/{}", name_beside(name.as_bytes(), ending)), b"");
+            let (sent, report) = copy(&tree.path("from"), &tree.path("to"), &sync(), is_local);
+            assert_eq!(
+                (sent.figures.failed, report.figures.failed),
+                (failed, 0),
+                "{name} {ending}: {:?}",
+                sent.failures
+            );
+        }
+        assert_eq!(fs::read_dir(tree.path("to")).expect("it").count(), 2);
+    }
 }
 
 /// Entries that the source no longer has when a generation is resumed do not stay in it, whatever kind they were.
@@ -427,10 +564,30 @@ fn an_unfinished_generation_becomes_what_the_source_is_by_then() {
         fs::create_dir(tree.path("from/was-file")).expect("a directory");
         tree.write("from/was-directory", b"file");
         let (sent, report) = tree.copy("to/one", &snapshot("one"), is_local);
-        assert_eq!((sent.bytes, report.failed), (4, 0), "what is there is not sent again");
+        assert_eq!((sent.figures.amount.bytes, report.figures.failed), (4, 0), "what is there is not sent again");
         assert_eq!(picture(&tree.path("from")), picture(&tree.path("to/one")));
         assert_eq!(fs::read_link(tree.path("to/latest")).expect("a link"), Path::new("one"));
         assert_eq!(fs::read_dir(tree.path("to")).expect("it").count(), 2, "no marker is left");
+    }
+}
+
+/// A generation is what a new copy would be, which has nothing of a file that has grown too large.
+#[test]
+fn what_is_left_out_by_now_does_not_stay_in_an_unfinished_generation() {
+    for is_local in [false, true] {
+        let tree = Generation::new();
+        fs::create_dir(tree.path("to")).expect("a directory");
+        tree.write("from/log", b"1");
+        let sizes = Sizes { max_size: Some(50), ..Sizes::default() };
+        let mut options = TreeOptions { sizes, ..snapshot("one") };
+        let finished = options.clone();
+        options.generations.session = Session { is_dst: true, ..Session::default() };
+        copy(&tree.path("from"), &tree.path("to/one"), &options, is_local);
+        assert!(tree.path("to/one/log").exists());
+        tree.write("from/log", &[1; 60]);
+        tree.copy("to/one", &finished, is_local);
+        assert!(!tree.path("to/one/log").exists(), "within {is_local}");
+        assert_eq!(fs::read_link(tree.path("to/latest")).expect("a link"), Path::new("one"));
     }
 }
 
@@ -444,7 +601,7 @@ fn a_session_removes_nothing_that_an_earlier_one_of_the_same_copy_has_brought() 
             let mut options = snapshot("one");
             options.generations.session = Session { is_dst: true, ..session };
             let (sent, report) = copy(&tree.path(from), &tree.path("to/one"), &options, is_local);
-            assert_eq!((sent.failed, report.failed), (0, 0), "{report:?}");
+            assert_eq!((sent.figures.failed, report.figures.failed), (0, 0), "{report:?}");
         };
         for from in ["first", "second"] {
             fs::create_dir_all(tree.path(&format!("{from}/d"))).expect("directories");
@@ -488,7 +645,8 @@ fn resume_several(is_local: bool) {
             options.generations.session = Session { is_last, follows, ..Session::default() };
             let to = tree.path("to/one").join(from.file_name().expect("one"));
             let (sent, report) = copy(&from, &to, &options, is_local);
-            assert_eq!((sent.failed, report.failed), (0, 0), "{name}: {:?} {:?}", sent.failures, report.failures);
+            let failed = sent.figures.failed + report.figures.failed;
+            assert_eq!(failed, 0, "{name}: {:?} {:?}", sent.failures, report.failures);
         }
     };
     run(&["a/gone", "a/d"], true);
@@ -529,7 +687,7 @@ fn a_generation_that_is_not_whole_stays_marked_when_another_is() {
     // Where the source itself becomes the generation, an unfinished generation has no name of its own yet.
     let nameless = tree.path("to").join(name_beside(b"cut", PARTIAL));
     fs::create_dir(&nameless).expect("a directory");
-    fs::set_permissions(&nameless, fs::Permissions::from_mode(0o700)).expect("ours");
+    fs::set_permissions(&nameless, fs::Permissions::from_mode(0o1700)).expect("ours");
     fs::write(nameless.join("file"), "half of it").expect("a file");
     let marker = |name: &[u8]| tree.path("to").join(name_beside(name, UNFINISHED));
     for name in [&b"half"[..], b"cut"] {

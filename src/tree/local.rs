@@ -165,8 +165,11 @@ mod tests {
         for (from, to) in [(disk.path(), disk.path()), (disk.path(), memory.path()), (memory.path(), memory.path())] {
             let files = tree(&from.join("tree"));
             let report = copied(&from.join("tree"), to, |_| {}).expect("a copy");
-            assert_eq!((report.files, report.directories, report.failed), (2 * files.len() as u64, 2, 0));
-            assert_eq!(report.bytes, 2 * files.iter().map(|(_, bytes)| bytes.len() as u64).sum::<u64>());
+            assert_eq!(
+                (report.files, report.figures.amount.directories, report.figures.failed),
+                (2 * files.len() as u64, 2, 0)
+            );
+            assert_eq!(report.figures.amount.bytes, 2 * files.iter().map(|(_, bytes)| bytes.len() as u64).sum::<u64>());
             for (name, bytes) in &files {
                 for path in [to.join("copy").join(name), to.join("copy/sub").join(name)] {
                     assert!(&fs::read(&path).expect("a copy") == bytes, "{}", path.display());
@@ -188,7 +191,7 @@ mod tests {
             let (copy, source) = (fs::metadata(directory.join("copy")).expect("a copy"), file.metadata().expect("it"));
             assert_eq!(copy.len(), source.len());
             assert!(copy.blocks() <= source.blocks() + 8, "{} of {} blocks", copy.blocks(), source.blocks());
-            assert!(report.bytes < 1 << 20, "{} bytes", report.bytes);
+            assert!(report.figures.amount.bytes < 1 << 20, "{} bytes", report.figures.amount.bytes);
             let mut data = vec![0; 10_000];
             let copy = fs::File::open(directory.join("copy")).expect("a copy");
             copy.read_exact_at(&mut data, 100 << 20).expect("data");
@@ -261,7 +264,7 @@ mod tests {
         let mut is_shrunk = false;
         let report = copy(&source, &mut sink, &stop, || {
             // When the file has been announced, as the eighth entry, and none of it has been read.
-            if !is_shrunk && source.sent().entries >= 8 {
+            if !is_shrunk && source.sent().figures.amount.entries >= 8 {
                 is_shrunk = true;
                 fs::File::options().write(true).open(&large).expect("it").set_len(10).expect("shorter");
             }
@@ -269,7 +272,7 @@ mod tests {
         let report = report.expect("the others");
         let failures = source.sent().failures;
         assert!(is_shrunk && failures.len() == 1, "{failures:?}");
-        assert_eq!(report.unsent, 1, "{report:?}");
+        assert_eq!(report.figures.failed_there, 1, "{report:?}");
         assert!(!memory.path().join("copy").join(large.file_name().expect("a name")).exists());
     }
 }

@@ -64,7 +64,8 @@ impl Reader {
             [] => Chmod::default(),
             changes => Chmod::parse(&changes.join(","), crate::fs::umask())?,
         };
-        let named = (options.owner && !options.numeric_ids).then(Named::default);
+        let has_names = (options.owner || options.acls()) && !options.numeric_ids;
+        let named = has_names.then(Named::default);
         Ok(Self { chmod, named, buffer: Vec::new(), xattrs: Vec::new(), extensions: Vec::new() })
     }
 
@@ -90,12 +91,15 @@ impl Reader {
             }
         }
         mode = self.changed(mode, kind);
-        if let Some(named) = &mut self.named {
+        if let Some(named) = self.named.as_mut().filter(|_| options.owner) {
             named.push(stat.st_uid, stat.st_gid, &mut self.extensions);
         }
         if options.remove_source_files && !options.dry_run && kind != FileType::Directory {
             let changed = (stat.st_ctime, stat.st_ctime_nsec as u32);
             Extensions::push(&mut self.extensions, Extension::Inode { number: stat.st_ino, changed }, true);
+        }
+        if let Some(named) = self.named.as_mut().filter(|_| options.acls()) {
+            named.push_acls(Xattrs::new(&self.xattrs), &mut self.extensions);
         }
         Ok(Metadata {
             mode,
@@ -294,7 +298,7 @@ impl Setter {
     /// Whether an attribute could not be set on an entry of this device, because the file system or this process can
     /// never set it there.
     pub fn is_impossible(&self, device: u64, name: &[u8]) -> bool {
-        has(&self.impossible.lock().expect("no panics under it"), device, name)
+        has(&crate::locked(&self.impossible), device, name)
     }
 
     /// Records the attributes that could not be set on an entry.
@@ -303,7 +307,7 @@ impl Setter {
         // An entry that refuses other changes as well, such as an immutable one, says nothing about the others.
         let (Object::Open(fd) | Object::Path(fd), None) = (object, applied.unset) else { return };
         let Ok(stat) = fstat(fd) else { return };
-        let mut impossible = self.impossible.lock().expect("no panics under it");
+        let mut impossible = crate::locked(&self.impossible);
         for &(name, error) in lost {
             let is_new = is_passed_over(name, error) && !has(&impossible, stat.st_dev, name);
             if is_new && impossible.len() < IMPOSSIBLE_MAX {

@@ -48,7 +48,7 @@ impl Trees {
 
     fn copy(&self, options: &TreeOptions, is_local: bool) -> (Sent, Report) {
         let (sent, report) = copy(&self.from(""), &self.0.path().join("to"), options, is_local);
-        assert_eq!((sent.failed, report.failed), (0, 0), "{:?} {:?}", sent.failures, report.failures);
+        assert_eq!((sent.figures.failed, report.figures.failed), (0, 0), "{:?} {:?}", sent.failures, report.failures);
         (sent, report)
     }
 
@@ -81,7 +81,11 @@ fn what_was_renamed_is_linked_and_nothing_of_it_is_sent() {
             let from = if to == "a" { "b" } else { "a" };
             trees.rename(from, to);
             let (sent, report) = trees.copy(&moving(), is_local);
-            assert_eq!((sent.bytes, report.moved), (0, 3), "to {to}, local {is_local}: {report:?}");
+            assert_eq!(
+                (sent.figures.amount.bytes, report.figures.moved),
+                (0, 3),
+                "to {to}, local {is_local}: {report:?}"
+            );
             assert_eq!(before, ["deep/small", "deep/large", "file"].map(|name| inode(trees.to(to).join(name))));
             trees.are_equal();
         }
@@ -100,7 +104,7 @@ fn where_the_old_name_stays_the_new_one_is_a_file_of_its_own() {
             // Once more, so that the same file is wanted twice.
             cp(&trees.from("b"), &trees.from("d"));
             let (sent, _) = trees.copy(&moving(), is_local);
-            assert_eq!(sent.bytes, 0, "to {to}, local {is_local}");
+            assert_eq!(sent.figures.amount.bytes, 0, "to {to}, local {is_local}");
             trees.are_equal();
             for name in ["small", "large"] {
                 let inodes = [to, "b", "d"].map(|directory| inode(trees.to(directory).join(name)));
@@ -110,7 +114,7 @@ fn where_the_old_name_stays_the_new_one_is_a_file_of_its_own() {
             trees.rename("b", "e");
             let options = TreeOptions { delete: false, delete_after: false, ..moving() };
             let (sent, _) = trees.copy(&options, is_local);
-            assert!(sent.bytes == 0 && inode(trees.to("b/small")) != inode(trees.to("e/small")));
+            assert!(sent.figures.amount.bytes == 0 && inode(trees.to("b/small")) != inode(trees.to("e/small")));
         }
     }
 }
@@ -126,7 +130,7 @@ fn an_old_name_that_is_not_deleted_shares_no_file() {
     trees.rename("x", "a");
     let options = TreeOptions { max_delete: Some(1), ..moving() };
     let (sent, report) = copy(&trees.from(""), &trees.to(""), &options, false);
-    assert_eq!((sent.bytes, report.deleted), (0, 1), "{report:?}");
+    assert_eq!((sent.figures.amount.bytes, report.figures.deleted), (0, 1), "{report:?}");
     let left = picture(&trees.to("x"));
     assert_eq!(left.len(), 2);
     for (path, text) in left {
@@ -175,7 +179,7 @@ fn a_file_at_an_old_name_that_stays_keeps_its_owner_and_mode() {
         fs::set_permissions(trees.to("a"), fs::Permissions::from_mode(0o4755)).expect("a mode");
         let options = TreeOptions { owner: false, mode: false, xattrs: false, max_delete: Some(0), ..moving() };
         let (_, report) = copy(&trees.from(""), &trees.to(""), &options, is_local);
-        assert_eq!(report.moved, 1, "local {is_local}: {report:?}");
+        assert_eq!(report.figures.moved, 1, "local {is_local}: {report:?}");
         let [old, new] = ["a", "b"].map(|name| fs::metadata(trees.to(name)).expect("there"));
         assert_ne!(old.ino(), new.ino(), "local {is_local}");
         assert_eq!((old.uid(), old.gid(), old.mode() & 0o7777), (1000, 1000, 0o4755), "local {is_local}");
@@ -194,7 +198,7 @@ fn a_copy_for_an_old_name_whose_data_may_be_lost_is_not_used() {
         let run = || copy(&trees.from(""), &trees.to(""), &options, is_local);
         // An error that does not stop the whole copy.
         let (_, report) = where_calls_fail(&[libc::SYS_close], libc::EACCES, run);
-        assert_eq!((report.moved, report.failed), (1, 2), "local {is_local}: {report:?}");
+        assert_eq!((report.figures.moved, report.figures.failed), (1, 2), "local {is_local}: {report:?}");
         let told: Vec<&[u8]> = report.failures.iter().map(|fact| &fact.path[..]).collect();
         assert_eq!(told, [trees.to("a").as_os_str().as_encoded_bytes()], "local {is_local}");
         assert_eq!(inode(trees.to("a")), inode(trees.to("b")), "local {is_local}: the old file stays");
@@ -233,7 +237,11 @@ fn what_was_renamed_is_found_by_a_time_within_the_window() {
                 (0..COUNT).for_each(|number| trees.rename(&format!("b/{number}"), &format!("b/x{}", COUNT - number)));
             }
             let (sent, report) = trees.copy(&options, is_local);
-            assert_eq!((sent.bytes, report.moved), (0, COUNT), "{tick_ns} ns, local {is_local}: {report:?}");
+            assert_eq!(
+                (sent.figures.amount.bytes, report.figures.moved),
+                (0, COUNT),
+                "{tick_ns} ns, local {is_local}: {report:?}"
+            );
         }
     }
 }
@@ -252,7 +260,7 @@ fn names_that_move_up_send_only_what_is_new() {
     trees.write("log.0", b"new");
     let (sent, _) = trees.copy(&moving(), false);
     trees.are_equal();
-    assert!(sent.bytes < 400_000, "{sent:?}");
+    assert!(sent.figures.amount.bytes < 400_000, "{sent:?}");
 }
 
 #[test]
@@ -265,7 +273,7 @@ fn a_moved_file_with_other_metadata_is_copied_and_one_with_other_names_too() {
     trees.rename("b", "a");
     fs::set_permissions(trees.from("a/mode"), fs::Permissions::from_mode(0o600)).expect("a mode");
     let (sent, _) = trees.copy(&moving(), false);
-    assert_eq!(sent.bytes, 0);
+    assert_eq!(sent.figures.amount.bytes, 0);
     trees.are_equal();
 }
 
@@ -286,7 +294,7 @@ fn a_tree_of_renamed_directories_sends_no_contents() {
         trees.rename(&format!("d{directory:04}"), &format!("new-{directory:04}"));
     }
     let (sent, report) = trees.copy(&moving(), false);
-    assert_eq!((sent.bytes, report.moved), (0, 10_000), "{sent:?} {report:?}");
+    assert_eq!((sent.figures.amount.bytes, report.figures.moved), (0, 10_000), "{sent:?} {report:?}");
     trees.are_equal();
 }
 
@@ -305,7 +313,11 @@ fn random_renames_end_as_a_copy_does() {
             trees.copy(&options, is_local);
             assert_eq!(picture(&trees.from("")), picture(&trees.to("")), "seed {seed}, round {round}");
             let (sent, report) = trees.copy(&options, is_local);
-            assert_eq!((sent.bytes, report.files, report.moved), (0, 0, 0), "seed {seed}, round {round}");
+            assert_eq!(
+                (sent.figures.amount.bytes, report.files, report.figures.moved),
+                (0, 0, 0),
+                "seed {seed}, round {round}"
+            );
             for _ in 0..1 + maker.below(5) {
                 shuffle(&mut maker, &trees.from(""));
             }
@@ -378,7 +390,11 @@ fn what_gets_another_time_while_it_is_copied_is_copied_once_more() {
             copy(&trees.from(""), &trees.0.path().join("to"), &options, is_local)
         });
         let expected = if is_other { (0, 0, 1) } else { (0, 1, 0) };
-        assert_eq!((sent.bytes, report.moved, report.failed), expected, "{what}: {report:?}");
+        assert_eq!(
+            (sent.figures.amount.bytes, report.figures.moved, report.figures.failed),
+            expected,
+            "{what}: {report:?}"
+        );
         let copied = fs::read(trees.to("b")).ok();
         assert_eq!(copied.as_deref(), (!is_other).then_some(&b"12345"[..]), "{what}");
         assert_eq!(fs::metadata(&old).expect("it").modified().expect("a time"), SystemTime::UNIX_EPOCH, "{what}");
@@ -393,7 +409,7 @@ fn a_dry_run_knows_further_names_of_what_has_moved() {
         trees.copy(&moving(), is_local);
         fs::hard_link(trees.from("b"), trees.from("a")).expect("a link");
         let (_, report) = trees.copy(&TreeOptions { dry_run: true, ..moving() }, is_local);
-        assert_eq!(report.moved, 1, "{report:?}");
+        assert_eq!(report.figures.moved, 1, "{report:?}");
         trees.copy(&moving(), is_local);
         assert_eq!(inode(trees.to("a")), inode(trees.to("b")));
     }

@@ -71,7 +71,7 @@ pub fn pack(source: &TreeSource, tally: &Tally, put: impl FnMut(Packet<'_>) -> b
                 Next::Copy(_) => unreachable!("of a copy within a host"),
                 Next::Ended => return,
             };
-            let line = line.lock().expect("no panics under it");
+            let line = crate::locked(&line);
             let waiting = moved.wait_while(line, |line| line.sequence != part.sequence && !line.is_over);
             let mut line = waiting.expect("no panics under it");
             if line.is_over || !line.take(&mut target, &part) {
@@ -214,8 +214,8 @@ impl Unpacker {
                     bytes[*length..*length + taken].copy_from_slice(&rest[..taken]);
                     *length += taken;
                     if *length == HEAD_BYTES {
-                        let head = Head::decode(bytes).map_err(|_| BROKEN)?;
-                        self.order.check(&head).map_err(|_| BROKEN)?;
+                        let head = Head::decode(bytes).ok_or(BROKEN)?;
+                        self.order.check(&head).ok_or(BROKEN)?;
                         self.expects = Expects::after(&head, self.offset + taken as u64);
                     }
                     taken

@@ -30,11 +30,15 @@ fn the_outcome_is_that_of_a_copy_of_all() {
         for round in 0..3 {
             maker.change(&from);
             let (sent, whole) = copy(&from, &one, &TreeOptions::default(), false);
-            all_bytes += sent.bytes;
+            all_bytes += sent.figures.amount.bytes;
             let (sent, report) = copy(&from, &other, &comparing(), false);
-            sent_bytes += sent.bytes;
+            sent_bytes += sent.figures.amount.bytes;
             // A directory in the place of a file stays.
-            assert_eq!(whole.failed, report.failed, "seed {seed}, round {round}: {:?}", report.failures);
+            assert_eq!(
+                whole.figures.failed, report.figures.failed,
+                "seed {seed}, round {round}: {:?}",
+                report.failures
+            );
             assert_eq!(picture(&one), picture(&other), "seed {seed}, round {round}");
         }
     }
@@ -58,11 +62,11 @@ fn contents_decide_and_nothing_else() {
         fs::write(from.join(name), data).expect("a file");
     }
     let (sent, report) = copy(&from, &to, &TreeOptions::default(), false);
-    assert_eq!((sent.bytes, report.same), (4095 + 4096 + 100_000 + (3 << 20), 0));
+    assert_eq!((sent.figures.amount.bytes, report.figures.same), (4095 + 4096 + 100_000 + (3 << 20), 0));
     let again = || {
         let (sent, report) = copy(&from, &to, &comparing(), false);
-        assert_eq!((report.failed, picture(&from)), (0, picture(&to)), "{:?}", report.failures);
-        (sent.bytes, report.same)
+        assert_eq!((report.figures.failed, picture(&from)), (0, picture(&to)), "{:?}", report.failures);
+        (sent.figures.amount.bytes, report.figures.same)
     };
     assert_eq!(again(), (4095, 3));
     // Size and time decide nothing.
@@ -103,7 +107,7 @@ fn what_is_new_is_not_asked_for() {
         fs::write(from.join(format!("a/{number}")), [7; 5000]).expect("a file");
     }
     let (sent, report) = copy(&from, &to, &comparing(), false);
-    assert_eq!((sent.bytes, report.files, report.failed), (3000 * 5000, 3000, 0));
+    assert_eq!((sent.figures.amount.bytes, report.files, report.figures.failed), (3000 * 5000, 3000, 0));
     // A verdict is a byte. Some files were listed before the sender knew that the directory is new.
-    assert!(report.stats.answered_bytes < 2000, "{} bytes of answers", report.stats.answered_bytes);
+    assert!(report.figures.stats.answered_bytes < 2000, "{} bytes of answers", report.figures.stats.answered_bytes);
 }

@@ -146,7 +146,7 @@ impl Progress {
     /// Records that an entry is being copied. Its path is built only if it was asked for.
     pub fn at(&self, path: impl FnOnce() -> Vec<u8>) {
         if self.wants_name.load(Relaxed) && self.wants_name.swap(false, Relaxed) {
-            *self.name.lock().expect("no panics under it") = path();
+            *crate::locked(&self.name) = path();
         }
     }
 
@@ -184,7 +184,7 @@ impl Progress {
 
     /// Returns an entry that a thread was copying after the last call, and asks for the next one.
     pub fn name(&self) -> Vec<u8> {
-        let name = std::mem::take(&mut *self.name.lock().expect("no panics under it"));
+        let name = std::mem::take(&mut *crate::locked(&self.name));
         self.wants_name.store(true, Relaxed);
         name
     }

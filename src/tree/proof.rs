@@ -17,9 +17,10 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use minicbor::{Decode, Encode};
-use rd_proto::tree::{Extension, Metadata, Record};
+use rd_proto::tree::{AclNames, Extension, Metadata, Record};
 
 use super::manifest::digest::RangeDigest;
+use crate::fs::metadata::{ACLS, acl_entries, named_by};
 use crate::options::TreeOptions;
 
 const FILE_CONTEXT: &str = "rdma-pipe v2 file of a proven tree";
@@ -77,7 +78,7 @@ impl Contents {
         hasher.update(&size.to_le_bytes()).update(digest);
         let mut stretched = [0; 2 * LANES];
         hasher.finalize_xof().fill(&mut stretched);
-        let mut lanes = self.0.lock().expect("no panics under it");
+        let mut lanes = crate::locked(&self.0);
         for (lane, term) in lanes.iter_mut().zip(stretched.chunks_exact(2)) {
             *lane = lane.wrapping_add(u16::from_le_bytes([term[0], term[1]]));
         }
@@ -179,22 +180,28 @@ impl Outline {
                 }
             }
             for (name, number) in [(user, metadata.uid), (group, metadata.gid)] {
-                match name {
+                // As for the receiver, which takes some by their numbers whatever their names.
+                match name.filter(|_| number != 0 && !self.options.numeric_ids) {
                     Some(name) => put(&mut self.rights, name),
                     None => put(&mut self.rights, &number.to_le_bytes()),
                 }
             }
         }
         if self.options.xattrs {
+            let acl_names = metadata.extensions.iter().find_map(|extension| match extension {
+                Extension::AclNames(names) => Some(names),
+                _ => None,
+            });
             // File systems list attributes in any order.
             let mut all: Vec<_> = metadata.xattrs.iter().collect();
             all.sort_unstable();
             for (name, value) in all {
                 let is_roots = name.starts_with(b"security.") || name.starts_with(b"trusted.");
                 let hasher = if is_roots { &mut self.rights } else { &mut self.entries };
-                hasher.update(b"x");
+                let acl = acl_names.filter(|_| ACLS.contains(&name)).map(|names| by_names(value, names));
+                hasher.update(if acl.is_some() { b"a" } else { b"x" });
                 put(hasher, name);
-                put(hasher, value);
+                put(hasher, acl.as_deref().unwrap_or(value));
             }
         }
         self.entries.update(b".");
@@ -205,11 +212,27 @@ impl Outline {
     pub fn finish(&self, contents: &Contents) -> TreeProof {
         let mut hasher = blake3::Hasher::new_derive_key(TREE_CONTEXT);
         hasher.update(self.entries.finalize().as_bytes());
-        for lane in contents.0.lock().expect("no panics under it").iter() {
+        for lane in crate::locked(&contents.0).iter() {
             hasher.update(&lane.to_le_bytes());
         }
         TreeProof { entries: *hasher.finalize().as_bytes(), rights: *self.rights.finalize().as_bytes() }
     }
+}
+
+/// Returns an ACL in a form that is the same on hosts with other numbers for its names, and so in another order.
+fn by_names(acl: &[u8], names: AclNames<'_>) -> Vec<u8> {
+    let names: BTreeMap<_, _> = names.iter().map(|(tag, number, name)| ((tag, number), name)).collect();
+    let mut entries: Vec<_> = acl_entries(acl)
+        .iter()
+        .map(|entry| {
+            let name = named_by(entry).filter(|named| named.1 != 0).and_then(|named| names.get(&named).copied());
+            // The length tells names and numbers apart.
+            let who = name.map_or([&[0][..], &entry[4..]].concat(), |name| [&[name.len() as u8][..], name].concat());
+            [&entry[..4], &who].concat()
+        })
+        .collect();
+    entries.sort_unstable();
+    entries.concat()
 }
 
 /// Hashes a field with its length, so that two fields cannot be taken for two others.

@@ -81,13 +81,13 @@ fn owner_and_group_are_decided_each_by_itself() {
                     assert_eq!((stat.uid(), stat.gid()), expected, "{what}: {name}, {when}");
                 }
             };
-            assert_eq!(copy(&from, &to, &options, is_local).1.failed, 0, "{what}");
+            assert_eq!(copy(&from, &to, &options, is_local).1.figures.failed, 0, "{what}");
             has(new, "new");
             for name in ["f", "d", "l"] {
                 std::os::unix::fs::lchown(to.join(name), Some(5), Some(6)).expect("another's");
             }
             let (sent, report) = copy(&from, &to, &options, is_local);
-            assert_eq!((sent.bytes, report.files, report.failed), (0, 0, 0), "{what}");
+            assert_eq!((sent.figures.amount.bytes, report.files, report.figures.failed), (0, 0, 0), "{what}");
             has(kept, "kept");
             let before = changed(&to.join("f"));
             copy(&from, &to, &options, is_local);
@@ -104,7 +104,7 @@ fn changed(path: &Path) -> (i64, i64) {
 /// Checks that nothing is set again, and that an earlier generation is linked to.
 fn is_settled(top: &Path, options: &TreeOptions, is_local: bool, what: &str) {
     let (from, to) = (top.join("from"), top.join(format!("to-{is_local}")));
-    assert_eq!(copy(&from, &to, options, is_local).1.failed, 0, "{what}");
+    assert_eq!(copy(&from, &to, options, is_local).1.figures.failed, 0, "{what}");
     let before = ["", "f", "d"].map(|name| changed(&to.join(name)));
     copy(&from, &to, options, is_local);
     assert_eq!(["", "f", "d"].map(|name| changed(&to.join(name))), before, "{what}: nothing differs");
@@ -286,7 +286,7 @@ fn attributes_that_cannot_be_set_do_not_differ() {
                 let (_, first) = copy(&from, &to, &sync(), is_local);
                 [first, copy_as_dst(&from, &next, &options, is_local).1]
             });
-            assert_eq!(reports.map(|report| report.failed), [0, 0], "{what}");
+            assert_eq!(reports.map(|report| report.figures.failed), [0, 0], "{what}");
             let inode = |top: &Path, file: &String| fs::metadata(top.join(file)).expect("there").ino();
             let linked = files.iter().filter(|file| inode(&to, file) == inode(&next, file)).count();
             assert!(linked > FILES / 2, "{what}: only {linked} of {FILES} are linked");
@@ -324,7 +324,7 @@ fn file_capabilities_that_the_source_has_no_more_are_removed() {
         assert_eq!((changed(&target), read(&target)), (before, Ok(20)), "{what}: nothing differs");
         rustix::fs::lremovexattr(&source, NAME).expect("ours");
         let (sent, report) = copy(&from, &to, &options, is_local);
-        assert_eq!((sent.bytes, report.files, report.failed), (0, 0, 0), "{what}");
+        assert_eq!((sent.figures.amount.bytes, report.files, report.figures.failed), (0, 0, 0), "{what}");
         assert_eq!(read(&target), Err(rustix::io::Errno::NODATA), "{what}");
         let before = changed(&target);
         copy(&from, &to, &options, is_local);

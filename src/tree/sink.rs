@@ -69,6 +69,8 @@ use super::digest_cache::DigestCache;
 use super::metadata::Setter;
 use super::owners::Owners;
 use super::patterns::Patterns;
+use super::progress::Amount;
+use super::stats::TreeFigures;
 use super::walk::INLINE_BYTES_MAX;
 use super::{Fault, SOURCE_IS_EMPTY};
 use crate::fs::direct::write::Writes;
@@ -165,7 +167,6 @@ pub struct TreeSink {
     listed: u64,
     /// The listed file whose contents come next.
     wanted: Option<Wanted>,
-    skipped: u64,
     unsent: u64,
     directories: u64,
     jobs: Option<Sender<Job>>,
@@ -274,7 +275,6 @@ impl TreeSink {
             directory_records: 0,
             listed: 0,
             wanted: None,
-            skipped: 0,
             unsent: 0,
             directories: 0,
             jobs: Some(jobs),
@@ -344,7 +344,7 @@ impl TreeSink {
             self.hand_on(job);
             self.shared.wait_drained();
         }
-        if self.wanted.is_some() || !self.shared.wanted().is_empty() {
+        if self.wanted.is_some() || !crate::locked(&self.shared.wanted).is_empty() {
             return Err(Refused::Data("a listed file without its contents"));
         }
         self.stop_threads();
@@ -365,31 +365,36 @@ impl TreeSink {
         let shared = &self.shared;
         self.switch();
         shared.check()?;
-        let mut failures = shared.failures();
+        let mut failures = crate::locked(&shared.failures);
         let spared = shared.spared_fact(&top_path);
         failures.count += u64::from(spared.is_some());
-        Ok(Report {
-            spared,
-            files: shared.counts.files.load(Relaxed),
-            directories: self.directories,
-            others: shared.counts.others.load(Relaxed),
-            bytes: shared.counts.bytes.load(Relaxed),
-            written: shared.writes.written(),
-            is_other: self.is_other,
-            has_less_metadata: shared.setter.has_less() || shared.setter.is_root() && shared.owners.lacks_names(),
-            skipped: self.skipped,
-            failed: failures.count,
-            unsent: self.unsent,
-            failures: std::mem::take(&mut failures.first).into_iter().collect(),
-            lacking: std::mem::take(&mut failures.lacking).into_values().collect(),
-            without: std::mem::take(&mut *shared.without.lock().expect("no panics under it")),
-            same: shared.counts.same.load(Relaxed),
-            stats: *shared.stats(),
+        let (files, others) = (shared.counts.files.load(Relaxed), shared.counts.others.load(Relaxed));
+        let (same, bytes) = (shared.counts.same.load(Relaxed), shared.counts.bytes.load(Relaxed));
+        let entries = files + self.directories + others + same;
+        let figures = TreeFigures {
+            amount: Amount { entries, directories: self.directories, bytes },
+            same,
             deleted: shared.counts.deleted.load(Relaxed),
             moved: shared.counts.moved.load(Relaxed),
-            without_xattrs: shared.counts.without_xattrs.load(Relaxed),
+            failed: failures.count,
+            failed_there: self.unsent,
+            stats: *crate::locked(&shared.stats),
             is_synced: shared.options.syncs(),
             is_read_back: shared.options.reads_back(),
+            is_other: self.is_other,
+            has_less_metadata: shared.setter.has_less() || shared.owners.lacks_names(shared.setter.is_root()),
+            ..TreeFigures::default()
+        };
+        Ok(Report {
+            figures,
+            files,
+            others,
+            written: shared.writes.written(),
+            spared,
+            failures: std::mem::take(&mut failures.first).into_iter().collect(),
+            lacking: std::mem::take(&mut failures.lacking).into_values().collect(),
+            without: std::mem::take(&mut *crate::locked(&shared.without)),
+            without_xattrs: shared.counts.without_xattrs.load(Relaxed),
         })
     }
 
@@ -397,12 +402,12 @@ impl TreeSink {
         let bytes = (**chunk).as_ref();
         let (mut rest, mut batch) = (bytes, Batch::default());
         loop {
-            let offset = bytes.len() - rest.len();
+            let (offset, mut acls) = (bytes.len() - rest.len(), Vec::new());
             let Some(mut record) = Record::decode(&mut rest)? else { break };
             if let (Some(proving), None) = (&mut self.proving, &self.wanted) {
                 proving.take(&record);
             }
-            self.shared.owners.localize(&mut record);
+            self.shared.owners.localize(&mut record, &mut acls);
             self.order.check(&record)?;
             let brings = matches!(record, Record::Wanted { .. } | Record::File { .. } | Record::Large { .. });
             if brings && self.shared.options.dry_run {
@@ -418,7 +423,10 @@ impl TreeSink {
                 Some(wanted) if Some(&wanted.name[..]) != record.name() => {
                     return Err(Refused::Data("contents of a file that was not requested"));
                 }
-                Some(wanted) => Some(Arc::clone(&wanted.directory)),
+                Some(wanted) => {
+                    self.check_as_listed(wanted, &record)?;
+                    Some(Arc::clone(&wanted.directory))
+                }
                 None => self.levels.last().cloned().flatten(),
             };
             if let (Some(directory), Some(name), None) = (&directory, record.name(), &wanted) {
@@ -483,7 +491,6 @@ impl TreeSink {
                 let (name, number) = (directory.final_name(name), self.directory_records);
                 self.directory_records += 1;
                 if shared.options.existing && !directory.has(name) {
-                    self.skipped += 1;
                     self.levels.push(None);
                     return Ok(());
                 }
@@ -524,7 +531,6 @@ impl TreeSink {
                 self.add_slot(item, size, large, path)?;
             }
             Record::HardLink { name, first } => self.link(directory, name, first)?,
-            _ if !self.is_for_threads(entry) => self.skipped += 1,
             _ => {}
         }
         Ok(())
@@ -532,7 +538,6 @@ impl TreeSink {
 
     /// Skips an entry that has failed, or whose directory has.
     fn skip(&mut self, entry: &Record<'_>, number: u64) -> Result<(), Refused> {
-        self.skipped += 1;
         match *entry {
             Record::Directory { .. } => {
                 self.directory_records += 1;
@@ -559,7 +564,7 @@ impl TreeSink {
         if matches!(&job, Job::Make(_, batch) if batch.offsets.is_empty()) {
             return;
         }
-        *self.shared.pending.lock().expect("no panics under it") += 1;
+        *crate::locked(&self.shared.pending) += 1;
         let sent = self.jobs.as_ref().map(|jobs| jobs.send(job));
         assert!(matches!(sent, Some(Ok(()))), "the threads live as long as the sink takes chunks");
     }
@@ -572,10 +577,10 @@ impl TreeSink {
         self.slots.clear();
         self.held = None;
         self.wanted = None;
-        self.shared.wanted().clear();
+        crate::locked(&self.shared.wanted).clear();
         self.levels.clear();
         self.shared.finish_manifest();
-        let take = |paths: &Mutex<Vec<Vec<u8>>>| std::mem::take(&mut *paths.lock().expect("no panics under it"));
+        let take = |paths: &Mutex<Vec<Vec<u8>>>| std::mem::take(&mut *crate::locked(paths));
         let (kept, incomplete) = (take(&self.shared.kept), take(&self.shared.incomplete));
         if let Some(tell) = &self.tell_kept
             && !(kept.is_empty() && incomplete.is_empty())

@@ -17,7 +17,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, SystemTime};
 
 use rd_proto::control::IoFact;
@@ -258,7 +258,7 @@ impl TreeSource {
     /// `None` if [`TreeSource::next`] has something else to do, or would have to ask the system. The range has its
     /// sequence from here on, so [`TreeSource::read_cached`] or [`TreeSource::read_planned`] must follow.
     pub fn plan(&self, bytes: usize) -> Option<Part> {
-        let mut guard = self.shared();
+        let mut guard = crate::locked(&self.shared);
         let shared = &mut *guard;
         if self.cancelled.load(Ordering::Relaxed)
             || shared.state == WalkState::Ended
@@ -298,7 +298,7 @@ impl TreeSource {
     }
 
     fn planned(&self, part: &Part) -> FileRange {
-        let file = Arc::clone(&self.shared().files.get(&part.item).expect("it is being read").file);
+        let file = Arc::clone(&crate::locked(&self.shared).files.get(&part.item).expect("it is being read").file);
         FileRange { file, position: part.position, length: part.length, sequence: Some(part.sequence) }
     }
 
@@ -310,13 +310,13 @@ impl TreeSource {
 
     /// Announces a range that has been read elsewhere, and that a worker is about to be asked to settle.
     pub fn note_arrival(&self) {
-        self.shared().arrived += 1;
+        crate::locked(&self.shared).arrived += 1;
         self.changed.notify_all();
     }
 
     /// Records that other work, which [`Self::note_arrival`] has announced, has been taken up.
     pub fn note_taken(&self) {
-        self.shared().arrived -= 1;
+        crate::locked(&self.shared).arrived -= 1;
     }
 
     /// Settles a range that has been announced. `outcome` is the result of the direct read. `None` if the range could
@@ -329,7 +329,7 @@ impl TreeSource {
         target: &mut [u8],
         tally: &Tally,
     ) -> Option<Part> {
-        self.shared().arrived -= 1;
+        crate::locked(&self.shared).arrived -= 1;
         let file = &range.file;
         let outcome = file.bypass.finish(&file.file, &file.path, cold, outcome, target, tally);
         self.account(range, outcome)
@@ -341,10 +341,10 @@ impl TreeSource {
     ///
     /// Fails with the reason why no correct receiver would have sent the answer.
     pub fn handle_answer(&self, answer: Answer) -> Result<(), &'static str> {
-        let mut shared = self.shared();
+        let mut shared = crate::locked(&self.shared);
         let (item, block_bytes, is_last, digests) = match answer {
             Answer::Blocks { item, block_bytes, is_last, digests } => (item, block_bytes, is_last, digests),
-            Answer::Fresh { directory } if directory < shared.sent.directories => {
+            Answer::Fresh { directory } if directory < shared.sent.figures.amount.directories => {
                 shared.listed.answered.fresh.push(directory);
                 self.changed.notify_all();
                 return Ok(());
@@ -379,31 +379,27 @@ impl TreeSource {
 
     /// Returns what has been given out so far.
     pub fn sent(&self) -> Sent {
-        self.shared().sent.clone()
+        crate::locked(&self.shared).sent.clone()
     }
 
     /// Returns the list of sent entries once everything has been given out, with `--remove-source-files`. They are
     /// removed when the receiver has answered.
     pub fn take_spent(&self) -> Option<Spent> {
-        self.shared().walk.as_mut()?.take_spent()
+        crate::locked(&self.shared).walk.as_mut()?.take_spent()
     }
 
     /// Ends the transfer early: waiting and later calls of [`TreeSource::next`] return [`Next::Ended`].
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
         // Under the lock, because a worker that has just checked and is about to wait would miss the signal.
-        let _shared = self.shared();
+        let _shared = crate::locked(&self.shared);
         self.changed.notify_all();
-    }
-
-    fn shared(&self) -> MutexGuard<'_, Shared> {
-        self.shared.lock().expect("no panic with it locked")
     }
 
     /// Finds a task, or waits up to `patience` for one. The walk goes first, because it makes work for other workers.
     /// `bytes`: maximum length of a range.
     fn task(&self, bytes: usize, patience: Duration) -> Task {
-        let mut shared = self.shared();
+        let mut shared = crate::locked(&self.shared);
         loop {
             if self.cancelled.load(Ordering::Relaxed) || shared.state == WalkState::Ended {
                 return Task::Nothing;
@@ -435,13 +431,13 @@ impl TreeSource {
     fn walk(&self, mut walk: Box<Walk>, come: Come, target: &mut [u8], bytes: usize) -> Option<Part> {
         let began = SystemTime::now();
         let filled = walk.fill(target, bytes, come, &self.cancelled);
-        let mut shared = self.shared();
+        let mut shared = crate::locked(&self.shared);
         shared.walk = Some(walk);
         shared.state = filled.state;
         let large_bytes = filled.opened.iter().map(data_bytes).sum::<u64>();
-        let Sent { entries, directories, bytes, .. } = filled.sent;
+        let amount = filled.sent.figures.amount;
         let is_all = matches!(filled.state, WalkState::Over | WalkState::Ended);
-        self.progress.walked(Amount { entries, directories, bytes: bytes.saturating_add(large_bytes) }, is_all);
+        self.progress.walked(Amount { bytes: amount.bytes.saturating_add(large_bytes), ..amount }, is_all);
         shared.sent.add(filled.sent);
         shared.listed.add(filled.listed, filled.settled);
         if is_all && shared.listed.is_settled() {
@@ -483,7 +479,7 @@ impl TreeSource {
     /// data.
     fn account(&self, range: &FileRange, outcome: Result<(), IoFact>) -> Option<Part> {
         let FileRange { file, position, length, sequence } = range;
-        let mut guard = self.shared();
+        let mut guard = crate::locked(&self.shared);
         let shared = &mut *guard;
         let reading = shared.files.get_mut(&file.item).expect("it is being read");
         reading.in_flight -= 1;
@@ -491,7 +487,7 @@ impl TreeSource {
         let part = match outcome {
             Ok(()) => {
                 reading.data_bytes += *length as u64;
-                shared.sent.bytes += *length as u64;
+                shared.sent.figures.amount.bytes += *length as u64;
                 Some(part(sequence.unwrap_or_else(|| shared.take_sequence()), *length))
             }
             Err(fact) => {
@@ -509,14 +505,14 @@ impl TreeSource {
 
     /// Accounts for a range that was compared.
     fn compared(&self, file: &LargeFile, range: Range<u64>, is_same: bool) {
-        let mut guard = self.shared();
+        let mut guard = crate::locked(&self.shared);
         let shared = &mut *guard;
         let reading = shared.files.get_mut(&file.item).expect("it is being read");
         reading.in_flight -= 1;
         if is_same {
             reading.same_bytes += range.end - range.start;
-            shared.sent.kept_bytes += range.end - range.start;
-            self.progress.set_kept(shared.sent.kept_bytes);
+            shared.sent.figures.kept_bytes += range.end - range.start;
+            self.progress.set_kept(shared.sent.figures.kept_bytes);
         } else {
             reading.again.push(range);
             if !shared.ready.contains(&file.item) {
@@ -543,7 +539,7 @@ impl TreeSource {
         }
         let item = file.item;
         drop(file);
-        let mut shared = self.shared();
+        let mut shared = crate::locked(&self.shared);
         shared.finished.push(Finished { item, data_bytes, outcome });
         shared.finished_bytes += data_bytes;
         self.changed.notify_all();

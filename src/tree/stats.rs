@@ -138,7 +138,7 @@ pub struct TreeFigures {
     #[n(4)]
     pub moved: u64,
     /// Total size of all regular files and symbolic links that the sender met, including those of which nothing was
-    /// sent. The size of a symbolic link is the length of its target.
+    /// sent. The size of a symbolic link is the length of its target. As with rsync, a file counts once for each name.
     #[n(5)]
     pub size_bytes: u64,
     /// Number of entries that this end could not read or write.

@@ -2,7 +2,7 @@
 //! whole.
 
 use std::fs::{self, File};
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -91,7 +91,7 @@ fn what_is_half_written_is_compared_whatever_its_size_and_time_are() {
             set_time(&to, 1_500_000_001);
             let inode = fs::metadata(&to).expect("it").ino();
             // Without a marker the file stays, which is what these modes are for.
-            assert_eq!(copy(scratch.path(), &options, is_local).failed, 0, "{what}");
+            assert_eq!(copy(scratch.path(), &options, is_local).figures.failed, 0, "{what}");
             let there = fs::read(&to).expect("it");
             assert!(there == half || options.append_verify && !options.update && more == 0, "{what}");
             fs::write(&to, &half).expect("a file");
@@ -100,7 +100,7 @@ fn what_is_half_written_is_compared_whatever_its_size_and_time_are() {
             let dry = copy(scratch.path(), &TreeOptions { dry_run: true, ..options.clone() }, is_local);
             assert!(dry.files == 1 && marker.exists(), "{what}: {dry:?}");
             let report = copy(scratch.path(), &options, is_local);
-            assert_eq!((report.failed, report.files), (0, 1), "{what}: {report:?}");
+            assert_eq!((report.figures.failed, report.files), (0, 1), "{what}: {report:?}");
             assert!(fs::read(&to).expect("it") == wanted, "{what}");
             assert!(!marker.exists(), "{what}");
             let after = fs::metadata(&to).expect("it");
@@ -108,7 +108,7 @@ fn what_is_half_written_is_compared_whatever_its_size_and_time_are() {
             let is_in_place = options.in_place || options.append_verify && bytes == LARGE;
             assert_eq!(after.ino() == inode, is_in_place, "{what}");
             let report = copy(scratch.path(), &options, is_local);
-            assert_eq!((report.failed, report.files), (0, 0), "{what}: once more: {report:?}");
+            assert_eq!((report.figures.failed, report.files), (0, 0), "{what}: once more: {report:?}");
         }
     }
 }
@@ -126,7 +126,7 @@ fn what_is_half_written_may_have_its_time_by_chance() {
         let time = fs::metadata(&to).and_then(|it| it.modified()).expect("a time");
         File::options().write(true).open(&from).and_then(|file| file.set_modified(time)).expect("a time");
         let report = copy(scratch.path(), &sync(), is_local);
-        assert_eq!((report.failed, report.files), (0, 1), "{bytes} {is_local}: {report:?}");
+        assert_eq!((report.figures.failed, report.files), (0, 1), "{bytes} {is_local}: {report:?}");
         assert!(fs::read(&to).expect("it") == contents(bytes) && !marker.exists(), "{bytes} {is_local}");
     }
 }
@@ -147,7 +147,11 @@ fn a_marked_file_that_is_the_same_loses_its_marker() {
             }
             File::create(&marker).expect("a marker");
             let report = copy(scratch.path(), &TreeOptions { in_place: true, ..sync() }, is_local);
-            assert_eq!((report.failed, report.files), (0, u64::from(!is_same)), "{bytes} {is_local}: {report:?}");
+            assert_eq!(
+                (report.figures.failed, report.files),
+                (0, u64::from(!is_same)),
+                "{bytes} {is_local}: {report:?}"
+            );
             assert!(fs::read(&to).expect("it") == wanted && !marker.exists(), "{bytes} {is_local}");
         }
     }
@@ -209,7 +213,7 @@ fn a_file_is_marked_for_as_long_as_it_is_written_in_place() {
         assert!(marker.exists(), "it is not whole");
         assert!(fs::read(&to).expect("it") != wanted);
         let report = copy(scratch.path(), &options, false);
-        assert_eq!(report.failed, 0, "{report:?}");
+        assert_eq!(report.figures.failed, 0, "{report:?}");
         assert!(fs::read(&to).expect("it") == wanted && !marker.exists());
     }
 }
@@ -239,7 +243,7 @@ fn what_is_appended_to_is_as_it_was_if_not_all_comes() {
         let is_old = fs::read(&to).expect("it") == old && there.modified().expect("a time") == time;
         assert_eq!((is_old, marker.exists()), (is_like, !is_like));
         let report = copy(scratch.path(), &options, false);
-        assert_eq!(report.failed, 0, "{report:?}");
+        assert_eq!(report.figures.failed, 0, "{report:?}");
         assert!(fs::read(&to).expect("it") == wanted && !marker.exists());
     }
 }
@@ -272,7 +276,7 @@ fn markers_go_with_their_files_and_no_sooner() {
         copy(scratch.path(), &TreeOptions { dry_run: true, ..options.clone() }, is_local);
         assert!(marker(&into, "never made").exists());
         let report = copy(scratch.path(), &options, is_local);
-        assert_eq!((report.failed, report.deleted), (0, 3), "{report:?}");
+        assert_eq!((report.figures.failed, report.figures.deleted), (0, 3), "{report:?}");
         let mut names: Vec<_> = fs::read_dir(&into).expect("it").map(|entry| entry.expect("one").path()).collect();
         names.sort();
         let mut expected = vec![into.join("file"), into.join("kept"), marker(&into, "kept"), marker(&into, "coming")];
@@ -286,7 +290,10 @@ fn markers_go_with_their_files_and_no_sooner() {
         fs::write(into.join("late"), "half").expect("a file");
         File::create(marker(&into, "late")).expect("a marker");
         let report = copy(scratch.path(), &sync(), is_local);
-        assert!(report.failed == 0 && !["kept", "late"].iter().any(|name| marker(&into, name).exists()), "{report:?}");
+        assert!(
+            report.figures.failed == 0 && !["kept", "late"].iter().any(|name| marker(&into, name).exists()),
+            "{report:?}"
+        );
     }
 }
 
@@ -301,7 +308,7 @@ fn a_file_that_is_replaced_loses_its_marker_without_locks_too() {
         fs::write(&to, "half").expect("a file");
         File::create(&marker).expect("a marker");
         let report = where_calls_fail(&[libc::SYS_flock], error, || copy(scratch.path(), &sync(), false));
-        assert_eq!((report.failed, report.files), (0, 1), "{report:?}");
+        assert_eq!((report.figures.failed, report.files), (0, 1), "{report:?}");
         assert!(fs::read(&to).expect("it") == contents(SMALL) && !marker.exists());
     }
 }
@@ -325,7 +332,7 @@ fn a_directory_is_deleted_with_what_a_killed_copy_has_left_in_it() {
         }
         let report = copy(scratch.path(), &options, is_local);
         let deleted = if is_held { 0 } else { 2 };
-        assert_eq!((report.failed, report.deleted), (u64::from(is_held), deleted), "{report:?}");
+        assert_eq!((report.figures.failed, report.figures.deleted), (u64::from(is_held), deleted), "{report:?}");
         assert_eq!((gone.exists(), partial.exists()), (is_held, is_held), "{report:?}");
         if is_held {
             let Some(fact) = report.failures.first() else { panic!("{report:?}") };
@@ -334,7 +341,7 @@ fn a_directory_is_deleted_with_what_a_killed_copy_has_left_in_it() {
         }
         drop(held);
         let report = copy(scratch.path(), &options, is_local);
-        assert!(report.failed == 0 && !gone.exists(), "{report:?}");
+        assert!(report.figures.failed == 0 && !gone.exists(), "{report:?}");
     }
 }
 
@@ -356,10 +363,10 @@ fn what_is_to_be_stable_in_place_is_compared_as_the_disk_has_it() {
         // An error that does not stop the whole copy.
         let run = || copy(scratch.path(), &options, false);
         let report = where_calls_fail(&[libc::SYS_fadvise64], libc::EPERM, run);
-        assert_eq!(report.failed, failed, "{fsync} {verify:?}: {report:?}");
+        assert_eq!(report.figures.failed, failed, "{fsync} {verify:?}: {report:?}");
         assert!(fs::read(&to).expect("it") == if failed == 0 { &wanted[..] } else { &old[..] }, "{fsync} {verify:?}");
         let report = run();
-        assert_eq!(report.failed, 0, "{fsync} {verify:?}: {report:?}");
+        assert_eq!(report.figures.failed, 0, "{fsync} {verify:?}: {report:?}");
         assert!(fs::read(&to).expect("it") == wanted, "{fsync} {verify:?}");
     }
 }
@@ -399,9 +406,44 @@ fn what_is_half_made_in_a_tree_that_is_resumed_is_compared() {
                 File::create(tree.join(name_beside(b"file", UNFINISHED))).expect("a marker");
             }
             let report = copy(top, &options, false);
-            assert_eq!(report.failed, 0, "{options:?}: {report:?}");
+            assert_eq!(report.figures.failed, 0, "{options:?}: {report:?}");
             assert!(fs::read(top.join("to/file")).expect("it") == wanted, "{options:?}, {bytes} bytes");
             assert_eq!(fs::read_dir(top.join("to")).expect("it").count(), 1, "{options:?}");
+        }
+    }
+}
+
+/// Nothing of it counts as existing: the tree becomes what a new copy would be.
+#[test]
+fn what_is_stale_in_a_tree_that_is_resumed_does_not_stay() {
+    let sizes = Sizes { max_size: Some(50), ..Sizes::default() };
+    for options in [
+        TreeOptions { sizes, ..sync() },
+        TreeOptions { ignore_existing: true, ..sync() },
+        TreeOptions { update: true, ..sync() },
+    ] {
+        for is_local in [true, false] {
+            let scratch = scratch();
+            let top = scratch.path();
+            let (from, to, tree) = (top.join("from"), top.join("to"), top.join(name_beside(b"to", PARTIAL)));
+            for (directory, file, link, bytes) in [(&from, "new data", "new", 60), (&tree, "old", "old", 10)] {
+                fs::create_dir(directory).expect("a directory");
+                fs::write(directory.join("a1"), file).expect("a file");
+                fs::hard_link(directory.join("a1"), directory.join("a2")).expect("a link");
+                symlink(link, directory.join("link")).expect("a link");
+                fs::write(directory.join("grown"), vec![1; bytes]).expect("a file");
+            }
+            fs::set_permissions(&tree, fs::Permissions::from_mode(0o700)).expect("ours");
+            set_time(&from.join("a1"), 1_500_000_000);
+            set_time(&tree.join("a1"), 1_500_000_001);
+            let report = copy(top, &options, is_local);
+            assert_eq!(report.figures.failed, 0, "{options:?}: {report:?}");
+            let inode = |name: &str| fs::metadata(to.join(name)).expect("it").ino();
+            assert_eq!(fs::read(to.join("a2")).expect("it"), b"new data", "{options:?}");
+            assert_eq!(inode("a1"), inode("a2"), "{options:?}");
+            assert_eq!(fs::read_link(to.join("link")).expect("a link"), Path::new("new"), "{options:?}");
+            let grown = fs::read(to.join("grown")).map_or(0, |grown| grown.len());
+            assert_eq!(grown, if options.sizes.take(60) { 60 } else { 0 }, "{options:?}");
         }
     }
 }

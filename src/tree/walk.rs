@@ -352,7 +352,7 @@ impl Walk {
             if self.place.levels.len() == 1 {
                 return Step::Over;
             }
-            if let Some(step) = self.leave_held() {
+            if let Some(step) = self.leave_held(target) {
                 return step;
             }
             let is_incomplete = self.place.levels.last().is_some_and(|level| level.is_incomplete);
@@ -434,9 +434,13 @@ impl Walk {
             self.recorder.fail(fault.into_fact(&self.place.path(0)));
         }
         if let Some(entered) = entered {
-            let is_left =
+            let is_mounted =
                 |layer: &Layer| self.recorder.options.one_file_system && follow::is_mounted(&self.place, layer);
+            // As with rsync, each listed path is a source of its own, and nothing else is copied on the way to it.
+            let (leads_on, is_listed) = self.place.entered_is_listed();
+            let is_left = |layer: &Layer| !leads_on && !is_listed && is_mounted(layer);
             let (left, walked): (Vec<_>, Vec<_>) = entered.layers.into_iter().partition(is_left);
+            let is_through = entered.is_through || leads_on && !is_listed && walked.iter().any(is_mounted);
             // A generation is what a new copy would be, which has nothing of what is passed over.
             let passes_over = !left.is_empty() && self.recorder.options.generations.snapshot.is_none();
             let lacks_layer = entered.lacks_layer || passes_over;
@@ -445,7 +449,7 @@ impl Walk {
                 above.map_or((false, lacks_layer), |above| (above.is_fresh, lacks_layer || above.lacks_layer));
             let mut level = match walked.is_empty() {
                 true => Level { layers: left, ..Level::default() },
-                false => self.recorder.scoped(&self.place, walked, entered.is_through),
+                false => self.recorder.scoped(&self.place, walked, is_through),
             };
             level.is_incomplete |= lacks_layer;
             level.handed_out = self.recorder.handed_out(&self.place, &level).into();

@@ -2,6 +2,7 @@
 
 use std::process::{Command, Stdio};
 
+use crate::rig::lab::Lab;
 use crate::rig::others::{NOBODY, as_user_by};
 use crate::rig::*;
 
@@ -20,6 +21,42 @@ fn a_limit_on_addresses_leaves_room_for_all() {
         send.wait().expect(0);
         recv.wait().expect(0);
         same(&output.join().expect("no panic"), &input);
+    }
+}
+
+/// The system's signal for a file that is too long ends a process, unless it has a handler.
+#[test]
+fn a_log_that_is_too_long_ends_nothing() {
+    let scratch = Scratch::new();
+    let log = scratch.file("log", &noise(2 << 20));
+    let mut command = rdsend();
+    command.args(["--connect-timeout", "1", "127.0.0.1", "9", KEY]).arg(scratch.file("source", b"x"));
+    command.env("RDMA_PIPE_LOG", format!("debug:{}", log.display()));
+    let mut limited = in_shell("ulimit -f 1024; exec \"$@\"", &command);
+    let ended = Process::spawn(limited.stdin(Stdio::null()).stdout(Stdio::null())).wait();
+    ended.expect(3).one_line("rdsend", &["127.0.0.1"]);
+    assert_eq!(std::fs::metadata(log).expect("there").len(), 2 << 20);
+}
+
+/// Some batch systems and containers allow few open files, which a process cannot change.
+#[test]
+fn more_large_files_than_may_be_open() {
+    let lab = Lab::new();
+    std::fs::create_dir(lab.join("tree")).expect("a directory");
+    let bytes = noise(200 << 10);
+    for number in 0..100 {
+        lab.0.file(&format!("tree/{number}"), &bytes);
+    }
+    for (name, to) in [("here", lab.join("here").into_os_string()), ("there", lab.there("h", "there"))] {
+        let mut command = lab.command(rdcp(), "rsh", AGENT);
+        command.args(["-r", "tree/"]).arg(to);
+        let mut limited = in_shell("ulimit -n 64; exec \"$@\"", &command);
+        limited.current_dir(lab.0.path()).stdin(Stdio::null()).stdout(Stdio::null());
+        Process::spawn(&mut limited).wait().expect(0);
+        for number in 0..100 {
+            let copy = std::fs::read(lab.join(name).join(number.to_string())).expect("a copy");
+            assert!(copy == bytes, "{name}/{number}");
+        }
     }
 }
 

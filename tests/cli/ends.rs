@@ -116,6 +116,31 @@ fn a_signal_before_anybody_has_connected() {
     send.wait().expect(130).within(SOON);
 }
 
+/// As in `rdrecv PORT KEY | command`, where the command has failed at once.
+#[test]
+fn an_output_that_is_closed_before_anybody_has_connected() {
+    let (mut recv, _) = start_recv::<&str>(&[], None);
+    drop(recv.stdout());
+    recv.wait().expect(141).within(2 * SOON);
+}
+
+/// The reader has had all that was sent until then.
+#[test]
+fn a_closed_socket_while_the_source_is_silent() {
+    let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().expect("sockets");
+    let mut command = rdrecv();
+    command.args(["0", KEY]).stdin(Stdio::null()).stdout(std::os::fd::OwnedFd::from(theirs));
+    let mut recv = Process::spawn(&mut command);
+    drop(command);
+    let mut send = start_send::<&str>(&[], recv.port(), None);
+    let mut input = send.stdin();
+    input.write_all(b"1").expect("it reads");
+    ours.read_exact(&mut [0]).expect("it");
+    drop(ours);
+    recv.wait().expect(141).within(2 * SOON);
+    send.wait().expect(141).within(2 * SOON);
+}
+
 #[test]
 fn a_killed_sender_is_missed_for_the_reconnect_window() {
     let scratch = Scratch::new();

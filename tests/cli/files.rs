@@ -76,6 +76,29 @@ fn a_link_is_followed_and_stays() {
     assert_eq!(std::fs::read(&target).expect("there"), b"new");
 }
 
+/// The wait has no limit.
+#[test]
+fn what_file_is_when_the_sender_comes() {
+    let scratch = Scratch::new();
+    let (target, link) = (scratch.fifo("target"), scratch.join("link"));
+    let (mut recv, port) = start_recv::<&str>(&[], Some(&target));
+    std::fs::remove_file(&target).expect("ours");
+    scratch.file("target", b"old, and longer");
+    let mut send = start_send::<&str>(&[], port, None);
+    feed(send.stdin(), b"new".to_vec());
+    send.wait().expect(0);
+    recv.wait().expect(0);
+    assert_eq!(std::fs::read(&target).expect("there"), b"new");
+    let (mut recv, port) = start_recv::<&str>(&[], Some(&link));
+    std::os::unix::fs::symlink("target", &link).expect("made");
+    let mut send = start_send::<&str>(&[], port, None);
+    feed(send.stdin(), b"newer".to_vec());
+    send.wait().expect(0);
+    recv.wait().expect(0);
+    assert!(std::fs::symlink_metadata(&link).expect("there").is_symlink());
+    assert_eq!(std::fs::read(&target).expect("there"), b"newer");
+}
+
 #[test]
 fn standard_output_by_name_is_written_where_it_stands() {
     let scratch = Scratch::new();

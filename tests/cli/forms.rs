@@ -299,6 +299,29 @@ fn the_sender_may_come_first() {
     same(&output.join().expect("no panic"), &input);
 }
 
+/// From a socket that keeps messages, as systemd may give one.
+#[test]
+fn messages_as_standard_input_arrive_whole() {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+    let (ours, theirs) = pair.expect("sockets");
+    let (mut recv, port) = start_recv::<&str>(&[], None);
+    let output = drain(recv.stdout());
+    let mut command = rdsend();
+    command.args(["127.0.0.1", &port.to_string(), KEY]).stdin(theirs).stdout(Stdio::null());
+    let mut send = Process::spawn(&mut command);
+    // So that writing fails if it ends.
+    drop(command);
+    let input = noise(50 * 60_000);
+    for message in input.chunks(60_000) {
+        assert_eq!(rustix::io::write(&ours, message), Ok(message.len()));
+    }
+    drop(ours);
+    send.wait().expect(0);
+    recv.wait().expect(0);
+    same(&output.join().expect("no panic"), &input);
+}
+
 #[test]
 fn a_port_in_a_range() {
     let first = free_port();

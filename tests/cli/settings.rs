@@ -44,6 +44,23 @@ fn the_user_s_file_has_defaults_which_the_command_line_overrides() {
     assert_eq!(copy("three", &["--include", "a.o"]), ["a.o", "b.c"]);
 }
 
+/// A file of lines, which a command without `-0` needs.
+#[test]
+fn a_file_of_patterns_counts_with_zero_bytes_as_well() {
+    let scratch = Scratch::new();
+    let patterns = scratch.file("patterns", b"*.o\n*.a\n");
+    let settings = own(&scratch, &format!("exclude-from = '{}'\n", patterns.display()));
+    fs::create_dir_all(scratch.join("tree/sub")).expect("directories");
+    for name in ["a.o", "b.c"] {
+        scratch.file(&format!("tree/sub/{name}"), b"x");
+    }
+    scratch.file("list", b"sub\0");
+    let mut command = rdcp();
+    command.current_dir(scratch.path()).env(FILE, settings).args(["--sync", "-r", "-0", "--files-from=list"]);
+    ended(command.args(["tree/", "copy"])).expect(0);
+    assert!(scratch.join("copy/sub/b.c").exists() && !scratch.join("copy/sub/a.o").exists());
+}
+
 #[test]
 fn a_typed_option_may_need_one_that_is_set() {
     let scratch = Scratch::new();

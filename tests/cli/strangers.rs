@@ -182,9 +182,12 @@ fn hello(key: &str) -> Vec<u8> {
     connect_first(&key, SessionId::random(&mut rng()), &mut rng()).1
 }
 
-/// Plays the handshake up to its third message with a wrong key.
 fn wrong_key_peer(port: u16) -> TcpStream {
-    let mut stream = connect(port);
+    guessing(connect(port))
+}
+
+/// Plays the handshake up to its third message with a wrong key.
+fn guessing(mut stream: TcpStream) -> TcpStream {
     let _ = stream.write_all(&with_length(&hello("wrong")));
     let mut length = [0; 2];
     if stream.read_exact(&mut length).is_ok() {
@@ -227,6 +230,21 @@ fn a_hundred_wrong_guesses_at_a_persons_key() {
     let ended = recv.wait();
     let last = ended.expect(2).within(Duration::from_secs(1)).stderr.lines().last().unwrap_or_default();
     assert!(last.starts_with("rdrecv: ") && last.contains("100") && last.contains("KEY"), "{}", ended.stderr);
+}
+
+/// As in `rdrecv PORT KEY | command`, where the command has failed at once.
+#[test]
+fn strangers_do_not_keep_who_has_no_reader() {
+    let (mut recv, port) = start_recv::<&str>(&[], None);
+    drop(recv.stdout());
+    let (since, limit) = (Instant::now(), 2 * SOON);
+    while recv.is_running() && since.elapsed() < limit {
+        let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).map(guessing);
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let ended = recv.wait();
+    ended.expect(141);
+    assert!(ended.at - since <= limit, "{:?}", ended.at - since);
 }
 
 /// A peer that has been answered has not guessed wrong yet.

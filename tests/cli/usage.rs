@@ -242,13 +242,15 @@ fn patterns_that_end_in_zero_bytes() {
         scratch.file(&format!("a/{name}"), b"z");
     }
     scratch.file("list", b"x\0line\nend\0");
-    let run = |options: &[&str]| ended(rdcp().args(options).args(["-r", "a", "b"]).current_dir(scratch.path()));
-    run(&["--exclude-from=list"]).expect(1).one_line("rdcp", &["--exclude-from list", "zero byte", "-0"]);
+    let run = |options: &[&str], to| ended(rdcp().args(options).args(["-r", "a", to]).current_dir(scratch.path()));
+    run(&["--exclude-from=list"], "b").expect(1).one_line("rdcp", &["--exclude-from list", "zero byte", "-0"]);
     scratch.file("lines", b"x\ny\n");
-    run(&["-0", "--exclude-from=lines"]).expect(1).one_line("rdcp", &["--exclude-from lines", "leave out -0"]);
-    run(&["-0", "--exclude-from=list"]).expect(0);
-    let names = std::fs::read_dir(scratch.join("b")).expect("a copy").map(|entry| entry.expect("read").file_name());
-    assert_eq!(names.collect::<Vec<_>>(), ["y"]);
+    // A file that has only lines is read as lines all the same.
+    for (file, to, left) in [("list", "b", "y"), ("lines", "c", "line\nend")] {
+        run(&["-0", "--exclude-from", file], to).expect(0);
+        let names = std::fs::read_dir(scratch.join(to)).expect("a copy").map(|entry| entry.expect("read").file_name());
+        assert_eq!(names.collect::<Vec<_>>(), [left]);
+    }
 }
 
 /// Entries that only DST has would be deleted there, including files that were moved from SRC.
@@ -440,7 +442,56 @@ fn a_closed_standard_stream_is_neither_empty_nor_a_place_to_write() {
     command.args(["127.0.0.1", &receiver.port().to_string(), KEY]);
     let mut sender = Process::spawn(in_shell("exec \"$@\" <&-", &command).stdout(Stdio::null()));
     sender.wait().expect(5).within(SOON).one_line("rdsend", &["standard input", "errno 9"]);
+    for file in ["/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"] {
+        let mut command = rdsend();
+        command.args(["127.0.0.1", "9", KEY, file]);
+        ended(&mut in_shell("exec \"$@\" <&-", &command)).expect(5).one_line("rdsend", &[file, "errno 9"]);
+    }
     assert_eq!(std::fs::read(&target).expect("untouched"), b"as it was");
+
+    // The report would be lost with all else that is written there.
+    let mut command = rdpipe();
+    command.args(["--json-fd=2", "true"]);
+    ended(&mut in_shell("exec \"$@\" 2>&-", &command)).expect(1);
+}
+
+/// Read as empty, a list of what is not to be deleted would protect nothing.
+#[test]
+fn a_closed_standard_input_is_no_empty_list() {
+    let scratch = Scratch::new();
+    for name in ["from", "to"] {
+        std::fs::create_dir(scratch.join(name)).expect("a directory");
+    }
+    for name in ["from/private", "from/public", "to/kept"] {
+        scratch.file(name, b"x");
+    }
+    let run = |line: &str, options: &[&str]| {
+        let mut command = rdcp();
+        command.args(["--sync", "-r"]).args(options).args([scratch.join("from/"), scratch.join("to/")]);
+        Process::spawn(in_shell(line, &command).stdin(Stdio::null()).stdout(Stdio::null())).wait()
+    };
+    for options in [
+        &["--delete", "--exclude-from", "-"][..],
+        &["--delete", "--include-from=/dev/stdin"],
+        &["--files-from=-"],
+        &["--hosts", "-"],
+    ] {
+        let told = run("exec \"$@\" <&-", options);
+        told.expect(5).one_line("rdcp", &["cannot read standard input: Bad file descriptor (errno 9)"]);
+    }
+    // Of two lists, the second would be empty.
+    for options in [
+        ["--exclude-from=-", "--files-from=-"],
+        ["--exclude-from=-", "--exclude-from=-"],
+        ["--exclude-from=/dev/stdin", "--files-from=-"],
+    ] {
+        let told = run("printf 'kept\\nprivate\\n' | \"$@\"", &options);
+        told.expect(1).one_line("rdcp", &["standard input (-) can be only one of the lists"]);
+    }
+    assert!(scratch.join("to/kept").exists() && !scratch.join("to/public").exists());
+    run("printf 'kept\\nprivate\\n' | \"$@\"", &["--delete", "--exclude-from=-"]).expect(0);
+    let names = ["kept", "private", "public"].map(|name| scratch.join("to").join(name).exists());
+    assert_eq!(names, [true, false, true]);
 }
 
 #[test]

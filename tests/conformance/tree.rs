@@ -133,8 +133,8 @@ fn tree_arrives(fabric: &Arc<dyn Fabric>) {
     scratch.is_copied();
     let sent = ended.summaries[SENDER].sent_tree.as_ref().expect("a tree");
     let received = ended.summaries[RECEIVER].received_tree.as_ref().expect("a tree");
-    assert_eq!((sent.failed, received.failed, received.skipped), (0, 0, 0), "{:?}", received.failures);
-    assert_eq!(sent.bytes, received.bytes);
+    assert_eq!((sent.figures.failed, received.figures.failed), (0, 0), "{:?}", received.failures);
+    assert_eq!(sent.figures.amount.bytes, received.figures.amount.bytes);
     assert_eq!(received.files, 45);
 }
 
@@ -190,10 +190,10 @@ fn large_file_goes_on(fabric: &Arc<dyn Fabric>) {
     assert_eq!(ended.outcomes(), [&Outcome::Done; 2]);
     scratch.is_copied();
     let sent = ended.summaries[SENDER].sent_tree.as_ref().expect("a tree");
-    assert_eq!(sent.bytes + sent.kept_bytes, bytes as u64);
+    assert_eq!(sent.figures.amount.bytes + sent.figures.kept_bytes, bytes as u64);
     // Half, except the block with the flipped byte and incomplete blocks.
-    assert!(sent.kept_bytes >= 16 << 20, "kept {} of {bytes}", sent.kept_bytes);
-    assert!(sent.bytes >= 16 << 20, "the block of the flipped byte was not sent");
+    assert!(sent.figures.kept_bytes >= 16 << 20, "kept {} of {bytes}", sent.figures.kept_bytes);
+    assert!(sent.figures.amount.bytes >= 16 << 20, "the block of the flipped byte was not sent");
 }
 
 fn tree_given_up_leaves_old_files(fabric: &Arc<dyn Fabric>) {

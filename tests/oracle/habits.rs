@@ -142,3 +142,36 @@ fn what_is_mounted_below_is_not_entered() {
     let wrong: Vec<String> = differences(&expected, &got, &[b"", b"mounted"]).iter().map(Finding::shown).collect();
     assert!(wrong.is_empty() && got.contains_key(&b"plain/file"[..]), "{wrong:?}");
 }
+
+/// As with rsync, each listed path is a source of its own, on whatever file system it is.
+#[test]
+fn what_is_listed_on_another_file_system_is_copied() {
+    if !rustix::process::geteuid().is_root() {
+        return not_run("needs root, to mount");
+    }
+    let lab = Lab::new();
+    fs::create_dir_all(lab.join("src/m")).expect("a directory");
+    fs::write(lab.join("src/file"), "x").expect("a file");
+    fs::write(lab.join("list"), "m/x\nfile\n").expect("a list");
+    settle(&lab.join("src"));
+    let listed = ["-R src/./m", "-R src/./m/x/", "--files-from=list src", "-R src/./ src/./m/x"];
+    for (number, from) in listed.into_iter().enumerate() {
+        let [ours, theirs] = ["ours", "theirs"].map(|name| format!("{name}{number}"));
+        let there = format!("h1:{}/", lab.join(&ours).display());
+        let to = if number % 2 == 0 { format!("{ours}/") } else { there };
+        let mut words = lab.command(rdcp(), "rsh", AGENT);
+        words.args(["--sync", "-rxq", "--encrypt", "never"]).args(from.split(' ')).arg(to);
+        let script = format!(
+            "mount -t tmpfs none src/m && mkdir src/m/x {ours} {theirs} && echo y >src/m/x/inside && \
+            echo z >src/m/beside && touch -d 2020-02-02 src/m/x/inside src/m/beside src/m/x && rsync -arxHAX {from} {theirs}/ && \"$0\" \"$@\""
+        );
+        let mut command = Command::new("unshare");
+        command.args(["-m", "sh", "-c", &script]).arg(words.get_program()).args(words.get_args());
+        command.envs(words.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        let ended = Process::spawn(command.current_dir(lab.0.path())).wait();
+        assert_eq!(ended.code, 0, "{from}: {}", ended.stderr);
+        let (expected, got) = (snapshot(&lab.join(&theirs)), snapshot(&lab.join(&ours)));
+        let wrong: Vec<String> = differences(&expected, &got, &[b"", b"m"]).iter().map(Finding::shown).collect();
+        assert!(wrong.is_empty() && got.contains_key(&b"m/x/inside"[..]), "{from}: {wrong:?}");
+    }
+}

@@ -149,9 +149,11 @@ impl<'a> Gardener<'a> {
                 name
             }
             2 if self.chance(20) => {
-                // A temporary name that an interrupted copy leaves beside the file `a`, or beside another file.
-                let hash = blake3::hash(self.pick(&[b"a", b"b"])).to_hex();
-                format!(".{}.{}", &hash[..32], self.pick(&["rd-part", "rd-link", "rd-half"])).into_bytes()
+                // A temporary name that an interrupted copy leaves beside the file `a`, or beside another file. The mark
+                // of a file that is there would be a failure.
+                let (name, ending) = (self.pick(&[b"a", b"b"]), self.pick(&["rd-part", "rd-link", "rd-half"]));
+                let hash = blake3::hash(if ending == "rd-half" { b"/" } else { name }).to_hex();
+                format!(".{}.{ending}", &hash[..32]).into_bytes()
             }
             3..6 => format!("plain{}", self.random.below(1000)).into_bytes(),
             _ => {

@@ -11,7 +11,8 @@ use std::time::Duration;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::copies::limited;
+use crate::copies::{Way, limited};
+use crate::lines::by_rdcp;
 use crate::modes::BASE;
 use crate::rig::lab::{Lab, marked};
 use crate::rig::{AGENT, Ended, Process, Random, noise, not_run, rdcp};
@@ -102,6 +103,83 @@ fn a_missing_or_empty_source_deletes_nothing() {
         fs::remove_file(lab.join("src/excluded")).expect("ours");
         run(&lab, way, &["--delete", "--force-empty"], false).expect(0);
         assert_eq!(fs::read_dir(lab.join("dst")).expect("it stays").count(), 0);
+    }
+}
+
+/// Neither does an empty one of several sources, be they listed or merged: its disk may not be mounted.
+#[test]
+fn an_empty_source_among_others_deletes_nothing() {
+    let cases: [(&[&str], &[&str], &str); 7] = [
+        (&["-R"], &["src/./disk"], "dst/"),
+        (&["-R"], &["src/./disk/"], "dst/"),
+        (&["-R"], &["src/./disk", "src/./other"], "dst/"),
+        (&["-R"], &["src/./", "src/./disk"], "dst/"),
+        (&["--files-from=list"], &["src/"], "dst/"),
+        (&[], &["src/disk/", "src/other/"], "dst/disk/"),
+        (&[], &["src/disk", "more/disk"], "dst/"),
+    ];
+    for ((options, sources, to), way) in
+        cases.iter().flat_map(|case| [Way::Within, Way::Push, Way::Pull].map(|way| (case, way)))
+    {
+        for deleting in ["--delete", "--delete-after"] {
+            let lab = Lab::new();
+            plant(&lab, &["src/other/f", "more/disk/f", "dst/disk/1", "dst/disk/d/2"]);
+            fs::create_dir(lab.join("src/disk")).expect("a directory");
+            fs::write(lab.join("list"), "disk\nother/f\n").expect("a file");
+            let sources: Vec<String> = sources.iter().map(|&source| source.to_owned()).collect();
+            let run = |more: &[&str]| by_rdcp(&lab, way, &[&[deleting], *options, more].concat(), &sources, to);
+            for more in [&["-n"][..], &[]] {
+                let ended = run(more);
+                let said = ["was not emptied: ", "is empty (not mounted?)"].map(|words| ended.stderr.contains(words));
+                assert!(ended.code == 8 && said == [true; 2], "{options:?} {sources:?} {way:?}: {ended:?}");
+                assert!(!ended.stderr.contains("not copied in full"), "{options:?} {sources:?} {way:?}: {ended:?}");
+                are_there(&lab, &["dst/disk/1", "dst/disk/d/2"]);
+            }
+            run(&["--force-empty"]).expect(0);
+            let is_gone = ["1", "d"].map(|name| !lab.join("dst/disk").join(name).exists());
+            assert_eq!(is_gone, [true; 2], "{options:?} {sources:?} {way:?}");
+        }
+    }
+}
+
+/// Neither does what takes the place of a directory, which may have come from the empty one.
+#[test]
+fn no_directory_gives_way_if_it_may_have_come_from_an_empty_source() {
+    for way in [Way::Within, Way::Push, Way::Pull] {
+        let lab = Lab::new();
+        plant(&lab, &["src/a/d", "src/a/none", "dst/d/precious", "dst/link/precious"]);
+        symlink("d", lab.join("src/a/link")).expect("a link");
+        for name in ["src/b", "dst/none"] {
+            fs::create_dir(lab.join(name)).expect("a directory");
+        }
+        let sources = ["src/a/", "src/b/"].map(str::to_owned);
+        let run = |more: &[&str]| by_rdcp(&lab, way, &[&["--delete"], more].concat(), &sources, "dst/");
+        for more in [&["-n"][..], &[]] {
+            let ended = run(more);
+            let said = ["is empty (not mounted?)", "--force-empty"].map(|words| ended.stderr.contains(words));
+            assert!(ended.code == 8 && said == [true; 2], "{way:?}: {ended:?}");
+            are_there(&lab, &["dst/d/precious", "dst/link/precious"]);
+        }
+        assert!(lab.join("dst/none").is_file(), "{way:?}: nothing is lost by an empty directory");
+        run(&["--force-empty"]).expect(0);
+        assert!(lab.join("dst/d").is_file() && lab.join("dst/link").is_symlink(), "{way:?}");
+    }
+}
+
+/// What is on another file system is passed over. What DST has there stays, and nothing beside it.
+#[test]
+fn a_mount_point_keeps_nothing_beside_it() {
+    if !rustix::process::geteuid().is_root() {
+        return not_run("needs root, to mount a small file system");
+    }
+    for (way, more) in WAYS.iter().flat_map(|&way| [&[][..], &["-m"]].map(|more| (way, more))) {
+        let lab = Lab::new();
+        plant(&lab, &["src/f", "dst/m/keep", "dst/z"]);
+        let _small = Small::mount(&lab.join("src/m"), "1m");
+        plant(&lab, &["src/m/x"]);
+        run(&lab, way, &[&["-x", "--delete"], more].concat(), false).expect(0);
+        are_there(&lab, &["dst/f", "dst/m/keep"]);
+        assert!(!lab.join("dst/z").exists() && !lab.join("dst/m/x").exists(), "{way:?} {more:?}");
     }
 }
 

@@ -69,6 +69,7 @@ const ASKED: &[&[&str]] = &[
     &["-m", "--max-size=1K"],
     &["-O", "--delete"],
     &["--omit-dir-times", "-m", "--exclude=*.o"],
+    &["--delete", "--delete-after"],
 ];
 
 const WAYS: [Way; 3] = [Way::Within, Way::Push, Way::Pull];

@@ -33,7 +33,7 @@ fn main() {
     }
     let text = (0..).flat_map(|line: u32| format!("{line} the quick brown fox {}\n", line % 977).into_bytes());
     let text: Vec<u8> = text.take(CHUNK_BYTES_MAX).collect();
-    let (mut compressor, mut decompressor) = (Compressor::new(), Decompressor::new());
+    let (mut compressor, mut decompressor) = (Compressor::default(), Decompressor::default());
     let mut wire = vec![0; CHUNK_BYTES_MAX];
     let mut back = vec![0; CHUNK_BYTES_MAX];
     let levels = [-5, 1, 3, 6].map(|level| Method::Zstd { level });

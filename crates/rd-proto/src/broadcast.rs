@@ -8,7 +8,7 @@
 //! The stream itself consists of the parts of a tree ([`crate::tree`]) as packets: a [`Head`], then data. All of it
 //! comes from a peer, so decoding checks every value.
 
-use crate::reader::{ReadError, Reader};
+use crate::reader::Reader;
 
 /// Maximum length of the data of one packet, in bytes.
 pub const PACKET_BYTES_MAX: usize = 1 << 20;
@@ -21,26 +21,6 @@ pub const PAGE_BYTES: u64 = 4096;
 
 /// Item number in the head of the packet that ends the stream.
 const END_ITEM: u32 = u32::MAX;
-
-/// Why an answer or a packet of a peer was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BroadcastError {
-    /// A length is out of bounds.
-    #[error("length out of bounds")]
-    Length,
-    /// An offset goes back or lies beyond what was sent, or a position overflows 64 bits.
-    #[error("invalid offset")]
-    Offset,
-    /// Records do not follow each other without a gap, or a packet follows the end.
-    #[error("packets out of order")]
-    Order,
-}
-
-impl From<ReadError> for BroadcastError {
-    fn from(_: ReadError) -> Self {
-        Self::Length
-    }
-}
 
 /// Meaning of one answer of a hop's receiving end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,24 +51,22 @@ impl Marks {
 
     /// Decodes the next answer. `sent` is the offset up to which the stream has been sent.
     ///
-    /// # Errors
-    ///
-    /// [`BroadcastError`] if the answer is not an offset, or if the offset goes back or lies beyond `sent`. The first
-    /// offset is not compared with anything: the caller must check that the stream can be sent from there.
-    pub fn take(&mut self, bytes: &[u8], sent: u64) -> Result<Mark, BroadcastError> {
+    /// `None` if the answer is not an offset, or if the offset goes back or lies beyond `sent`. The first offset is not
+    /// compared with anything: the caller must check that the stream can be sent from there.
+    pub fn take(&mut self, bytes: &[u8], sent: u64) -> Option<Mark> {
         let mut reader = Reader { rest: bytes };
-        let offset = reader.u64()?;
+        let offset = reader.u64().ok()?;
         if !reader.rest.is_empty() {
-            return Err(BroadcastError::Length);
+            return None;
         }
         if !std::mem::replace(&mut self.has_begun, true) {
-            return Ok(Mark::From(offset));
+            return Some(Mark::From(offset));
         }
         if offset < self.keep || offset > sent {
-            return Err(BroadcastError::Offset);
+            return None;
         }
         self.keep = offset;
-        Ok(Mark::Keep(offset))
+        Some(Mark::Keep(offset))
     }
 }
 
@@ -124,24 +102,22 @@ impl Head {
 
     /// Decodes the head of a packet.
     ///
-    /// # Errors
-    ///
-    /// [`BroadcastError::Length`] if `bytes` is not exactly one head, or if the length of the data is zero or too
-    /// large. [`BroadcastError::Offset`] if position plus length exceeds 64 bits.
-    pub fn decode(bytes: &[u8]) -> Result<Self, BroadcastError> {
+    /// `None` if `bytes` is not exactly one head, if the length of the data is zero or too large, or if position plus
+    /// length exceeds 64 bits.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader { rest: bytes };
-        let (item, length, position) = (reader.u32()?, reader.u32()?, reader.u64()?);
+        let (item, length, position) = (reader.u32().ok()?, reader.u32().ok()?, reader.u64().ok()?);
         if !reader.rest.is_empty() {
-            return Err(BroadcastError::Length);
+            return None;
         }
         match (item, length, position) {
-            (END_ITEM, 0, 0) => Ok(Self::End),
-            (END_ITEM, ..) | (_, 0, _) => Err(BroadcastError::Length),
+            (END_ITEM, 0, 0) => Some(Self::End),
+            (END_ITEM, ..) | (_, 0, _) => None,
             (item, length, position) if length as usize <= PACKET_BYTES_MAX => {
-                position.checked_add(length.into()).ok_or(BroadcastError::Offset)?;
-                Ok(Self::Data { item, length, position })
+                position.checked_add(length.into())?;
+                Some(Self::Data { item, length, position })
             }
-            _ => Err(BroadcastError::Length),
+            _ => None,
         }
     }
 
@@ -162,23 +138,18 @@ pub struct Order {
 }
 
 impl Order {
-    /// Checks the next head.
-    ///
-    /// # Errors
-    ///
-    /// [`BroadcastError::Order`] if records do not begin where the previous records ended, or if the stream has already
-    /// ended.
-    pub fn check(&mut self, head: &Head) -> Result<(), BroadcastError> {
+    /// Checks the next head. `None` if records do not begin where the previous records ended, or if the stream has
+    /// already ended.
+    #[must_use]
+    pub fn check(&mut self, head: &Head) -> Option<()> {
         match *head {
-            _ if self.has_ended => return Err(BroadcastError::Order),
+            _ if self.has_ended => return None,
             Head::End => self.has_ended = true,
-            Head::Data { item: 0, position, .. } if position != self.records_bytes => {
-                return Err(BroadcastError::Order);
-            }
+            Head::Data { item: 0, position, .. } if position != self.records_bytes => return None,
             Head::Data { item: 0, length, .. } => self.records_bytes += u64::from(length),
             Head::Data { .. } => {}
         }
-        Ok(())
+        Some(())
     }
 
     /// Returns whether the packet that ends the stream has arrived.
@@ -198,16 +169,16 @@ pub mod fuzz {
         let (mut marks, mut last, mut sent) = (Marks::default(), 0, u64::MAX);
         for answer in bytes.chunks(8) {
             match marks.take(answer, sent) {
-                Ok(Mark::From(offset)) => {
+                Some(Mark::From(offset)) => {
                     assert_eq!(encode_mark(offset), answer);
                     sent = offset.saturating_add(1 << 20);
                 }
-                Ok(Mark::Keep(offset)) => {
+                Some(Mark::Keep(offset)) => {
                     assert_eq!(encode_mark(offset), answer);
                     assert!(last <= offset && offset <= sent);
                     last = offset;
                 }
-                Err(_) => return,
+                None => return,
             }
         }
     }
@@ -216,9 +187,9 @@ pub mod fuzz {
     pub fn broadcast_heads(bytes: &[u8]) {
         let mut order = Order::default();
         for bytes in bytes.chunks(HEAD_BYTES) {
-            let Ok(head) = Head::decode(bytes) else { return };
+            let Some(head) = Head::decode(bytes) else { return };
             assert_eq!(head.encode(), bytes);
-            if order.check(&head).is_err() {
+            if order.check(&head).is_none() {
                 return;
             }
             assert_eq!(order.has_ended(), head == Head::End);
@@ -259,7 +230,7 @@ mod tests {
         for (head, golden) in fuzz::samples() {
             assert_eq!(hexadecimal(&head.encode()), golden.replace(' ', ""));
             assert!(document.contains(golden), "docs/PROTOCOL.md lacks {golden}");
-            assert_eq!(Head::decode(&head.encode()), Ok(head));
+            assert_eq!(Head::decode(&head.encode()), Some(head));
         }
         let golden = "0000a00000000000";
         assert_eq!(hexadecimal(&encode_mark(10 << 20)), golden);
@@ -270,20 +241,20 @@ mod tests {
     fn marks_that_no_receiver_says_are_refused() {
         let begun = |from: u64| {
             let mut marks = Marks::default();
-            assert_eq!(marks.take(&encode_mark(from), 0), Ok(Mark::From(from)));
+            assert_eq!(marks.take(&encode_mark(from), 0), Some(Mark::From(from)));
             marks
         };
         for length in [0, 1, 7, 9, 16] {
-            assert_eq!(Marks::default().take(&vec![0; length], 10), Err(BroadcastError::Length), "{length}");
-            assert_eq!(begun(0).take(&vec![0; length], 10), Err(BroadcastError::Length), "{length}");
+            assert_eq!(Marks::default().take(&vec![0; length], 10), None, "{length}");
+            assert_eq!(begun(0).take(&vec![0; length], 10), None, "{length}");
         }
         let mut marks = begun(100);
         // A receiver may have to keep less than its first offset: the host behind it may have less of the stream.
-        assert_eq!(marks.take(&encode_mark(60), 150), Ok(Mark::Keep(60)));
-        assert_eq!(marks.take(&encode_mark(59), 150), Err(BroadcastError::Offset));
-        assert_eq!(marks.take(&encode_mark(60), 150), Ok(Mark::Keep(60)));
-        assert_eq!(marks.take(&encode_mark(151), 150), Err(BroadcastError::Offset));
-        assert_eq!(marks.take(&encode_mark(150), 150), Ok(Mark::Keep(150)));
+        assert_eq!(marks.take(&encode_mark(60), 150), Some(Mark::Keep(60)));
+        assert_eq!(marks.take(&encode_mark(59), 150), None);
+        assert_eq!(marks.take(&encode_mark(60), 150), Some(Mark::Keep(60)));
+        assert_eq!(marks.take(&encode_mark(151), 150), None);
+        assert_eq!(marks.take(&encode_mark(150), 150), Some(Mark::Keep(150)));
     }
 
     #[test]
@@ -292,30 +263,30 @@ mod tests {
             [&item.to_le_bytes()[..], &length.to_le_bytes(), &position.to_le_bytes()].concat()
         };
         let most = PACKET_BYTES_MAX as u32;
-        for (bytes, error) in [
-            (vec![], BroadcastError::Length),
-            (vec![0; 15], BroadcastError::Length),
-            (vec![0; 17], BroadcastError::Length),
-            (head(0, 0, 0), BroadcastError::Length),
-            (head(1, most + 1, 0), BroadcastError::Length),
-            (head(1, u32::MAX, 0), BroadcastError::Length),
-            (head(1, 1, u64::MAX), BroadcastError::Offset),
-            (head(END_ITEM, 1, 0), BroadcastError::Length),
-            (head(END_ITEM, 0, 1), BroadcastError::Length),
+        for bytes in [
+            vec![],
+            vec![0; 15],
+            vec![0; 17],
+            head(0, 0, 0),
+            head(1, most + 1, 0),
+            head(1, u32::MAX, 0),
+            head(1, 1, u64::MAX),
+            head(END_ITEM, 1, 0),
+            head(END_ITEM, 0, 1),
         ] {
-            assert_eq!(Head::decode(&bytes), Err(error), "{bytes:?}");
+            assert_eq!(Head::decode(&bytes), None, "{bytes:?}");
         }
         let records = |position| Head::Data { item: 0, length: 10, position };
         let mut order = Order::default();
         for (head, outcome) in [
-            (records(1), Err(BroadcastError::Order)),
-            (records(0), Ok(())),
-            (records(0), Err(BroadcastError::Order)),
-            (Head::Data { item: 3, length: 1, position: 0 }, Ok(())),
-            (records(10), Ok(())),
-            (Head::End, Ok(())),
-            (Head::End, Err(BroadcastError::Order)),
-            (records(20), Err(BroadcastError::Order)),
+            (records(1), None),
+            (records(0), Some(())),
+            (records(0), None),
+            (Head::Data { item: 3, length: 1, position: 0 }, Some(())),
+            (records(10), Some(())),
+            (Head::End, Some(())),
+            (Head::End, None),
+            (records(20), None),
         ] {
             assert_eq!(order.check(&head), outcome, "{head:?}");
         }

@@ -36,15 +36,7 @@ impl Method {
     }
 }
 
-/// A payload that does not decompress to what its header announces.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("payload does not decompress to {plain_bytes} bytes")]
-pub struct DecompressError {
-    /// Number of bytes that the header announced.
-    pub plain_bytes: usize,
-}
-
-/// Compresses payloads. Each thread needs its own, which keeps some MiB of state from one payload to the next.
+/// Compresses payloads. Each thread needs its own, which keeps some MiB of state from its first payload to the next.
 #[derive(Default)]
 pub struct Compressor {
     /// Zstandard compressor with its present level; `None` before its first use.
@@ -52,11 +44,6 @@ pub struct Compressor {
 }
 
 impl Compressor {
-    /// Creates a compressor, which allocates on its first use.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Compresses `src`, at most [`CHUNK_BYTES_MAX`] bytes, into `dst` and returns the number of bytes written.
     ///
     /// `None` if the result would not be shorter than `src` or would not fit `dst`: the caller then sends `src` as it
@@ -93,34 +80,21 @@ impl fmt::Debug for Compressor {
     }
 }
 
-/// Decompresses payloads. Each thread needs its own, which keeps about 100 KiB of state from one payload to the next.
+/// Decompresses payloads. Each thread needs its own, which keeps about 100 KiB of state from its first payload to the
+/// next.
 #[derive(Default)]
 pub struct Decompressor {
     zstd: Option<zstd::bulk::Decompressor<'static>>,
 }
 
 impl Decompressor {
-    /// Creates a decompressor, which allocates on its first use.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Decompresses `src` into the first `plain_bytes` of `dst`, and writes nothing beyond them.
     ///
-    /// # Errors
-    ///
-    /// [`DecompressError`] if `src` is not one whole block or frame of this `kind` that decompresses to exactly
-    /// `plain_bytes`, or if `plain_bytes` exceeds [`CHUNK_BYTES_MAX`] or the length of `dst`. `dst` may have been
-    /// written to.
-    pub fn decompress(
-        &mut self,
-        kind: Compression,
-        src: &[u8],
-        dst: &mut [u8],
-        plain_bytes: usize,
-    ) -> Result<(), DecompressError> {
-        let error = DecompressError { plain_bytes };
-        let dst = dst.get_mut(..plain_bytes).filter(|dst| dst.len() <= CHUNK_BYTES_MAX).ok_or(error)?;
+    /// `None` if `src` is not one whole block or frame of this `kind` that decompresses to exactly `plain_bytes`, or if
+    /// `plain_bytes` exceeds [`CHUNK_BYTES_MAX`] or the length of `dst`. `dst` may have been written to.
+    #[must_use]
+    pub fn decompress(&mut self, kind: Compression, src: &[u8], dst: &mut [u8], plain_bytes: usize) -> Option<()> {
+        let dst = dst.get_mut(..plain_bytes).filter(|dst| dst.len() <= CHUNK_BYTES_MAX)?;
         let written = match kind {
             Compression::None => {
                 if src.len() == dst.len() {
@@ -128,19 +102,15 @@ impl Decompressor {
                 }
                 src.len()
             }
-            Compression::Lz4 => {
-                let size = i32::try_from(plain_bytes).map_err(|_| error)?;
-                block::decompress_to_buffer(src, Some(size), dst).map_err(|_| error)?
-            }
+            Compression::Lz4 => block::decompress_to_buffer(src, Some(i32::try_from(plain_bytes).ok()?), dst).ok()?,
             Compression::Zstd => {
                 if self.zstd.is_none() {
                     self.zstd = zstd::bulk::Decompressor::new().ok();
                 }
-                let zstd = self.zstd.as_mut().ok_or(error)?;
-                zstd.decompress_to_buffer(src, dst).map_err(|_| error)?
+                self.zstd.as_mut()?.decompress_to_buffer(src, dst).ok()?
             }
         };
-        if written == plain_bytes { Ok(()) } else { Err(error) }
+        (written == plain_bytes).then_some(())
     }
 }
 
@@ -166,8 +136,8 @@ pub mod fuzz {
         let plain_bytes = usize::from(length[0]) | usize::from(length[1]) << 8 | usize::from(length[2]) << 16;
         const GUARD_BYTES: usize = 64;
         let mut dst = vec![0xa5; plain_bytes.min(CHUNK_BYTES_MAX) + GUARD_BYTES];
-        let decompressed = Decompressor::new().decompress(kind, src, &mut dst, plain_bytes);
-        assert!(decompressed.is_err() || plain_bytes <= CHUNK_BYTES_MAX);
+        let decompressed = Decompressor::default().decompress(kind, src, &mut dst, plain_bytes);
+        assert!(decompressed.is_none() || plain_bytes <= CHUNK_BYTES_MAX);
         let guard = &dst[plain_bytes.min(CHUNK_BYTES_MAX)..];
         assert!(guard.iter().all(|byte| *byte == 0xa5), "written beyond the announced length");
     }
@@ -178,7 +148,7 @@ pub mod fuzz {
         let mut seeds = Vec::new();
         for (name, code, method) in [("lz4", 1, Method::Lz4), ("zstd", 2, Method::Zstd { level: 1 })] {
             let mut dst = vec![0; plain.len()];
-            let bytes = Compressor::new().compress(method, &plain, &mut dst).expect("it repeats");
+            let bytes = Compressor::default().compress(method, &plain, &mut dst).expect("it repeats");
             seeds.push(("decompress", name, [&[code, plain.len() as u8, 0, 0], &dst[..bytes]].concat()));
         }
         seeds.push(("decompress", "none", [&[0, plain.len() as u8, 0, 0], &plain[..]].concat()));
@@ -217,7 +187,7 @@ mod tests {
 
     #[test]
     fn payloads_come_back() {
-        let (mut compressor, mut decompressor) = (Compressor::new(), Decompressor::new());
+        let (mut compressor, mut decompressor) = (Compressor::default(), Decompressor::default());
         for method in METHODS {
             for bytes in [100, 1000, 65_536, CHUNK_BYTES_MAX - 1, CHUNK_BYTES_MAX] {
                 let plain = text(bytes);
@@ -233,7 +203,7 @@ mod tests {
 
     #[test]
     fn what_does_not_shrink_is_left() {
-        let mut compressor = Compressor::new();
+        let mut compressor = Compressor::default();
         for method in METHODS {
             let mut wire = vec![0; 2 * CHUNK_BYTES_MAX];
             assert_eq!(compressor.compress(method, &noise(CHUNK_BYTES_MAX), &mut wire), None);
@@ -249,7 +219,7 @@ mod tests {
 
     #[test]
     fn the_announced_length_holds() {
-        let (mut compressor, mut decompressor) = (Compressor::new(), Decompressor::new());
+        let (mut compressor, mut decompressor) = (Compressor::default(), Decompressor::default());
         for method in METHODS {
             let plain = text(5000);
             let mut wire = vec![0; 5000];
@@ -258,21 +228,21 @@ mod tests {
             let mut back = vec![0xa5; CHUNK_BYTES_MAX + 10];
             for plain_bytes in [0, 1, 4999, 5001, CHUNK_BYTES_MAX, CHUNK_BYTES_MAX + 1, usize::MAX] {
                 let result = decompressor.decompress(method.kind(), wire, &mut back, plain_bytes);
-                assert_eq!(result, Err(DecompressError { plain_bytes }), "{method:?}");
+                assert_eq!(result, None, "{method:?}, {plain_bytes} bytes");
                 assert!(back[plain_bytes.clamp(5000, CHUNK_BYTES_MAX)..].iter().all(|byte| *byte == 0xa5));
             }
-            assert!(decompressor.decompress(method.kind(), wire, &mut back[..4999], 5000).is_err());
+            assert!(decompressor.decompress(method.kind(), wire, &mut back[..4999], 5000).is_none());
             for cut in 1..wire.len() {
                 assert!(
-                    decompressor.decompress(method.kind(), &wire[..cut], &mut back, 5000).is_err(),
+                    decompressor.decompress(method.kind(), &wire[..cut], &mut back, 5000).is_none(),
                     "{method:?} at {cut}"
                 );
             }
             decompressor.decompress(method.kind(), wire, &mut back, 5000).expect("it goes on after each of these");
         }
         let mut back = [0; 8];
-        assert!(decompressor.decompress(Compression::None, b"1234", &mut back, 5).is_err());
-        assert!(decompressor.decompress(Compression::None, b"12345", &mut back, 4).is_err());
+        assert!(decompressor.decompress(Compression::None, b"1234", &mut back, 5).is_none());
+        assert!(decompressor.decompress(Compression::None, b"12345", &mut back, 4).is_none());
         decompressor.decompress(Compression::None, b"12345", &mut back, 5).expect("equal");
         assert_eq!(&back[..5], b"12345");
     }
@@ -304,9 +274,9 @@ mod tests {
             let plain: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
             let method = METHODS[at];
             let mut wire = vec![0; plain.len()];
-            if let Some(bytes) = Compressor::new().compress(method, &plain, &mut wire) {
+            if let Some(bytes) = Compressor::default().compress(method, &plain, &mut wire) {
                 let mut back = vec![0; plain.len()];
-                Decompressor::new().decompress(method.kind(), &wire[..bytes], &mut back, plain.len()).expect("as announced");
+                Decompressor::default().decompress(method.kind(), &wire[..bytes], &mut back, plain.len()).expect("as announced");
                 prop_assert_eq!(back, plain);
             }
         }

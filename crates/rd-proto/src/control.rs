@@ -448,22 +448,12 @@ impl Frame {
         let mut reader = Reader { rest: bytes };
         let frame = match reader.u8()? {
             kind::OFFER => Self::Offer(Offer::decode(&mut reader)?),
-            kind::REFUSE => Self::Refuse(match reader.u8()? {
-                0 => Refusal::Busy,
-                1 => Refusal::Role,
-                2 => Refusal::Transport,
-                3 => Refusal::Encrypt,
-                4 => Refusal::Lane,
-                5 => Refusal::Offer,
-                _ => return Err(FrameError::Value("refusal")),
-            }),
+            kind::REFUSE => {
+                use Refusal::{Busy, Encrypt, Lane, Offer, Role, Transport};
+                Self::Refuse(one_of(&mut reader, &[Busy, Role, Transport, Encrypt, Lane, Offer], "refusal")?)
+            }
             kind::USE => {
-                let path = match reader.u8()? {
-                    0 => Path::Tcp,
-                    1 => Path::Rdma,
-                    _ => return Err(FrameError::Value("path")),
-                };
-                Self::Use { path, turn: reader.u32()? }
+                Self::Use { path: one_of(&mut reader, &[Path::Tcp, Path::Rdma], "path")?, turn: reader.u32()? }
             }
             kind::ENDPOINTS => Self::Endpoints { turn: reader.u32()?, endpoints: decode_endpoints(&mut reader)? },
             kind::ADDRESSES => Self::Addresses(decode_addresses(&mut reader)?),
@@ -498,16 +488,9 @@ impl Frame {
     }
 }
 
-impl Policy {
-    fn decode(byte: u8) -> Result<Self, FrameError> {
-        match byte {
-            0 => Ok(Self::Auto),
-            1 => Ok(Self::Rdma),
-            2 => Ok(Self::PreferRdma),
-            3 => Ok(Self::Tcp),
-            _ => Err(FrameError::Value("policy")),
-        }
-    }
+/// Decodes one of `all`, which are numbered from 0. `what` names the field in the error.
+fn one_of<T: Copy>(reader: &mut Reader<'_>, all: &[T], what: &'static str) -> Result<T, FrameError> {
+    all.get(usize::from(reader.u8()?)).copied().ok_or(FrameError::Value(what))
 }
 
 impl Offer {
@@ -524,25 +507,11 @@ impl Offer {
 
     fn decode(reader: &mut Reader<'_>) -> Result<Self, FrameError> {
         Ok(Self {
-            role: match reader.u8()? {
-                0 => Role::Sender,
-                1 => Role::Receiver,
-                _ => return Err(FrameError::Value("role")),
-            },
-            policy: Policy::decode(reader.u8()?)?,
-            encrypt: match reader.u8()? {
-                0 => Encrypt::Auto,
-                1 => Encrypt::Always,
-                2 => Encrypt::Never,
-                _ => return Err(FrameError::Value("encryption")),
-            },
+            role: one_of(reader, &[Role::Sender, Role::Receiver], "role")?,
+            policy: one_of(reader, &[Policy::Auto, Policy::Rdma, Policy::PreferRdma, Policy::Tcp], "policy")?,
+            encrypt: one_of(reader, &[Encrypt::Auto, Encrypt::Always, Encrypt::Never], "encryption")?,
             peer_is_local: reader.bool()?,
-            rdma: match reader.u8()? {
-                0 => RdmaKind::None,
-                1 => RdmaKind::Software,
-                2 => RdmaKind::Hardware,
-                _ => return Err(FrameError::Value("RDMA kind")),
-            },
+            rdma: one_of(reader, &[RdmaKind::None, RdmaKind::Software, RdmaKind::Hardware], "RDMA kind")?,
             lanes: reader.u8()?,
             chunk_bytes: reader.u32()?,
             reconnect_s: reader.u32()?,

@@ -66,28 +66,6 @@ pub struct ChunkHeader {
     pub tag: [u8; TAG_BYTES],
 }
 
-/// Why a chunk header was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum HeaderError {
-    /// The first byte is not that of a chunk, or a reserved field is not zero.
-    #[error("not a chunk header")]
-    Kind,
-    /// A flag is set that this version does not know.
-    #[error("unknown chunk flags {0:#04x}")]
-    Flags(u8),
-    /// A length exceeds [`CHUNK_BYTES_MAX`], or the two lengths contradict each other.
-    #[error("chunk of {wire_bytes} bytes for {plain_bytes}")]
-    Length {
-        /// Number of bytes on the wire, as announced.
-        wire_bytes: u32,
-        /// Number of bytes after opening and decompression, as announced.
-        plain_bytes: u32,
-    },
-    /// Position plus plain bytes overflows 64 bits.
-    #[error("chunk position {0} overflows")]
-    Position(u64),
-}
-
 impl ChunkHeader {
     /// Encodes the header as it crosses the wire.
     pub fn encode(&self) -> [u8; CHUNK_HEADER_BYTES] {
@@ -105,41 +83,34 @@ impl ChunkHeader {
         bytes
     }
 
-    /// Decodes and checks a header from a peer.
+    /// Decodes and checks a header from a peer. `None` if any field is out of its bounds.
     ///
-    /// # Errors
-    ///
-    /// [`HeaderError`] if any field is out of its bounds. A decoded header satisfies `wire_bytes <= plain_bytes <=`
-    /// [`CHUNK_BYTES_MAX`], and both lengths are equal if the payload is not compressed.
-    pub fn decode(bytes: &[u8; CHUNK_HEADER_BYTES]) -> Result<Self, HeaderError> {
+    /// A decoded header satisfies `wire_bytes <= plain_bytes <=` [`CHUNK_BYTES_MAX`], both lengths are equal if the
+    /// payload is not compressed, and `position` plus `plain_bytes` does not overflow.
+    pub fn decode(bytes: &[u8; CHUNK_HEADER_BYTES]) -> Option<Self> {
         let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
         let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
-        if bytes[0] != CHUNK_KIND || bytes[2..4] != [0, 0] {
-            return Err(HeaderError::Kind);
-        }
         let flags = bytes[1];
+        if bytes[0] != CHUNK_KIND || bytes[2..4] != [0, 0] || flags & !FLAGS_KNOWN != 0 {
+            return None;
+        }
         let compression = match flags >> COMPRESSION_SHIFT & 0b11 {
             0 => Compression::None,
             1 => Compression::Lz4,
             2 => Compression::Zstd,
-            _ => return Err(HeaderError::Flags(flags)),
+            _ => return None,
         };
-        if flags & !FLAGS_KNOWN != 0 {
-            return Err(HeaderError::Flags(flags));
-        }
         let (wire_bytes, plain_bytes) = (u32_at(4), u32_at(8));
         let lengths_agree = match compression {
             Compression::None => wire_bytes == plain_bytes,
             Compression::Lz4 | Compression::Zstd => wire_bytes < plain_bytes,
         };
-        if plain_bytes as usize > CHUNK_BYTES_MAX || !lengths_agree {
-            return Err(HeaderError::Length { wire_bytes, plain_bytes });
-        }
         let position = u64_at(24);
-        if position.checked_add(u64::from(plain_bytes)).is_none() {
-            return Err(HeaderError::Position(position));
+        position.checked_add(u64::from(plain_bytes))?;
+        if plain_bytes as usize > CHUNK_BYTES_MAX || !lengths_agree {
+            return None;
         }
-        Ok(Self {
+        Some(Self {
             is_final: flags & FLAG_FINAL != 0,
             sealed: flags & FLAG_SEALED != 0,
             compression,

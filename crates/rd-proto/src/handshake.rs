@@ -275,7 +275,7 @@ pub struct Established {
 /// Makes the hello of a session's first lane, keyed by the KEY that both users know.
 pub fn connect_first(key: &Key, session: SessionId, rng: &mut impl CryptoRng) -> (Connecting, Vec<u8>) {
     let run = cpace::Run::start(cpace::Role::Initiator, key.as_bytes(), &channel(), &session.0, rng);
-    let hello = Hello::new(LaneKind::First, session, LaneId::FIRST, run.share());
+    let hello = Hello::new(session, LaneId::FIRST, run.share());
     connecting(hello, ConnectHow::First(run), rng)
 }
 
@@ -289,7 +289,7 @@ pub fn connect_join(
 ) -> (Connecting, Vec<u8>) {
     let mut fresh = [0; 32];
     rng.fill_bytes(&mut fresh);
-    let hello = Hello::new(LaneKind::Join, session, lane, &fresh);
+    let hello = Hello::new(session, lane, &fresh);
     connecting(hello, ConnectHow::Join(secret.clone()), rng)
 }
 
@@ -362,19 +362,16 @@ pub fn listen(
     })?;
     let hello = Hello::decode(kind, hello)?;
     let mut reply = Vec::with_capacity(FIRST_REPLY_BYTES);
-    let proof = match hello.kind {
-        LaneKind::First => {
-            reply.extend_from_slice(&preface(KIND_FIRST_REPLY));
-            let run = cpace::Run::start(cpace::Role::Responder, key.as_bytes(), &channel(), &hello.session.0, rng);
-            let share = *run.share();
-            let isk = hello.finish_cpace(run, hello.fresh(), &reply)?;
-            reply.extend_from_slice(&share);
-            Proof::First(isk)
-        }
-        LaneKind::Join => {
-            reply.extend_from_slice(&preface(KIND_JOIN_REPLY));
-            Proof::Join(lookup(hello.session).ok_or(HandshakeError::UnknownSession)?)
-        }
+    let proof = if hello.lane == LaneId::FIRST {
+        reply.extend_from_slice(&preface(KIND_FIRST_REPLY));
+        let run = cpace::Run::start(cpace::Role::Responder, key.as_bytes(), &channel(), &hello.session.0, rng);
+        let share = *run.share();
+        let isk = hello.finish_cpace(run, hello.fresh(), &reply)?;
+        reply.extend_from_slice(&share);
+        Proof::First(isk)
+    } else {
+        reply.extend_from_slice(&preface(KIND_JOIN_REPLY));
+        Proof::Join(lookup(hello.session).ok_or(HandshakeError::UnknownSession)?)
     };
     let listening = Listening { hello, peer, proof, ephemeral: noise::ephemeral(rng), reply_clear: reply.clone() };
     let (_, message) = listening.noise()?;
@@ -408,11 +405,6 @@ impl Listening {
         Ok((noise, message))
     }
 
-    /// Returns the session that the peer names, not yet authenticated.
-    pub fn session(&self) -> SessionId {
-        self.hello.session
-    }
-
     /// Returns the lane that the peer names, not yet authenticated.
     pub fn lane(&self) -> LaneId {
         self.hello.lane
@@ -442,16 +434,14 @@ fn established(hello: &Hello, peer: Version, proof: Proof, noise: HandshakeState
     Established { session: hello.session, lane: hello.lane, peer, secret, control, token }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum LaneKind {
-    First,
-    Join,
+/// Returns the kind of the hello of a lane.
+fn kind_of(lane: LaneId) -> u8 {
+    if lane == LaneId::FIRST { KIND_FIRST } else { KIND_JOIN }
 }
 
 /// A connector's hello, decoded and as it crosses the wire.
 struct Hello {
     bytes: [u8; HELLO_BYTES],
-    kind: LaneKind,
     session: SessionId,
     lane: LaneId,
 }
@@ -461,17 +451,14 @@ struct Hello {
 const FRESH_AT: usize = HELLO_BYTES - 32;
 
 impl Hello {
-    fn new(kind: LaneKind, session: SessionId, lane: LaneId, fresh: &[u8; 32]) -> Self {
+    fn new(session: SessionId, lane: LaneId, fresh: &[u8; 32]) -> Self {
         let mut bytes = [0; HELLO_BYTES];
-        bytes[..PREFACE_BYTES].copy_from_slice(&preface(match kind {
-            LaneKind::First => KIND_FIRST,
-            LaneKind::Join => KIND_JOIN,
-        }));
+        bytes[..PREFACE_BYTES].copy_from_slice(&preface(kind_of(lane)));
         bytes[16..32].copy_from_slice(&session.0);
         bytes[32..34].copy_from_slice(&lane.index.to_le_bytes());
         bytes[36..40].copy_from_slice(&lane.generation.to_le_bytes());
         bytes[FRESH_AT..].copy_from_slice(fresh);
-        Self { bytes, kind, session, lane }
+        Self { bytes, session, lane }
     }
 
     /// Decodes a hello whose preface has been checked.
@@ -481,16 +468,11 @@ impl Hello {
             index: u16::from_le_bytes([bytes[32], bytes[33]]),
             generation: u32::from_le_bytes([bytes[36], bytes[37], bytes[38], bytes[39]]),
         };
-        let kind = match kind {
-            KIND_FIRST if lane == LaneId::FIRST => LaneKind::First,
-            KIND_JOIN if lane != LaneId::FIRST => LaneKind::Join,
-            _ => return Err(HandshakeError::Malformed),
-        };
-        if bytes[34..36] != [0, 0] {
+        if kind != kind_of(lane) || bytes[34..36] != [0, 0] {
             return Err(HandshakeError::Malformed);
         }
         let session = SessionId(bytes[16..32].try_into().expect("16 bytes"));
-        Ok(Self { bytes, kind, session, lane })
+        Ok(Self { bytes, session, lane })
     }
 
     fn fresh(&self) -> &[u8; 32] {

@@ -20,7 +20,7 @@ pub mod fuzz;
 use std::collections::BTreeSet;
 
 pub use answer::{Answer, Verdict};
-pub use extension::{EXTENSIONS_BYTES_MAX, EXTENSIONS_MAX, Extension, Extensions};
+pub use extension::{AclNames, EXTENSIONS_BYTES_MAX, EXTENSIONS_MAX, Extension, Extensions};
 
 use crate::reader::{ReadError, Reader};
 
@@ -359,28 +359,20 @@ const KIND_DIFFERS: u8 = 15;
 impl<'a> Record<'a> {
     /// Returns the length of the encoded record, in bytes.
     pub fn encoded_bytes(&self) -> usize {
-        let metadata =
-            |metadata: &Metadata<'_>| 12 + 24 + 4 + metadata.xattrs.0.len() + metadata.extensions.encoded_bytes();
-        let name = |name: &[u8]| 1 + name.len();
-        1 + match self {
-            Self::Directory { name: of, metadata: and } => name(of) + metadata(and),
-            Self::Leave | Self::Incomplete => 0,
-            Self::Listed { name: of, metadata: and, .. } => name(of) + metadata(and) + 8,
-            Self::Wanted { .. } | Self::Same { .. } | Self::Differs { .. } | Self::Gone { .. } => 8,
-            Self::File { name: of, metadata: and, data } => name(of) + metadata(and) + 4 + data.len(),
-            Self::Large { name: of, metadata: and, .. } => name(of) + metadata(and) + 13,
-            Self::Symlink { name: of, metadata: and, target } => name(of) + metadata(and) + 2 + target.len(),
-            Self::HardLink { name: of, first } => name(of) + 2 + first.len(),
-            Self::Special { name: of, metadata: and, .. } => name(of) + metadata(and) + 9,
-            Self::Closed { .. } => 13,
-            Self::End { .. } => 8,
-        }
+        let mut out = Writer { target: &mut [], at: 0 };
+        self.write(&mut out);
+        out.at
     }
 
-    /// Encodes the record at the start of `target` and returns its length. `None` if it does not fit.
+    /// Encodes the record at the start of `target` and returns its length. `None` if it does not fit; `target` may then
+    /// hold a part of it.
     pub fn encode(&self, target: &mut [u8]) -> Option<usize> {
-        let length = self.encoded_bytes();
-        let mut out = Writer { target: target.get_mut(..length)?, at: 0 };
+        let mut out = Writer { target, at: 0 };
+        self.write(&mut out);
+        (out.at <= out.target.len()).then_some(out.at)
+    }
+
+    fn write(&self, out: &mut Writer<'_>) {
         match *self {
             Self::Directory { name, metadata } => out.entry(KIND_DIRECTORY, name, &metadata),
             Self::Leave => out.put(&[KIND_LEAVE]),
@@ -427,8 +419,6 @@ impl<'a> Record<'a> {
             }
             Self::End { failures } => out.number(KIND_END, failures),
         }
-        debug_assert_eq!(out.at, length);
-        Some(length)
     }
 
     /// Encodes a [`Record::File`] without its data at the start of `target`, and returns the length of this head. The
@@ -490,13 +480,8 @@ impl<'a> Record<'a> {
             }
             KIND_SPECIAL => {
                 let (name, metadata) = (reader.name()?, reader.metadata()?);
-                let kind = match reader.u8()? {
-                    0 => Special::Fifo,
-                    1 => Special::Socket,
-                    2 => Special::Character,
-                    3 => Special::Block,
-                    _ => return Err(TreeError::Value),
-                };
+                let kinds = [Special::Fifo, Special::Socket, Special::Character, Special::Block];
+                let kind = *kinds.get(usize::from(reader.u8()?)).ok_or(TreeError::Value)?;
                 Self::Special { name, metadata, kind, device: (reader.u32()?, reader.u32()?) }
             }
             KIND_CLOSED => {
@@ -673,6 +658,7 @@ impl Order {
     }
 }
 
+/// Writes fields as far as there is room, and counts all of them.
 struct Writer<'a> {
     target: &'a mut [u8],
     at: usize,
@@ -680,8 +666,11 @@ struct Writer<'a> {
 
 impl Writer<'_> {
     fn put(&mut self, bytes: &[u8]) {
-        self.target[self.at..self.at + bytes.len()].copy_from_slice(bytes);
-        self.at += bytes.len();
+        let end = self.at + bytes.len();
+        if let Some(room) = self.target.get_mut(self.at..end) {
+            room.copy_from_slice(bytes);
+        }
+        self.at = end;
     }
 
     fn number(&mut self, kind: u8, number: u64) {

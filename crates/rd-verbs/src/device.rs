@@ -58,17 +58,6 @@ pub struct PortAttr {
     pub max_mtu_bytes: u32,
 }
 
-/// An event of a device, not of one connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AsyncEvent {
-    /// The device has failed for good, or is being removed.
-    DeviceFatal,
-    /// A port went down; it may come back.
-    PortError,
-    /// Any other event, by its number.
-    Other(u32),
-}
-
 impl Device {
     /// Opens the device that has this local address.
     ///
@@ -180,33 +169,18 @@ impl Device {
         })
     }
 
-    /// Returns the next asynchronous event, already acknowledged, or `None` if there is none now.
-    ///
-    /// # Errors
-    ///
-    /// The error of `ibv_get_async_event`.
-    pub fn next_async_event(&self) -> Result<Option<AsyncEvent>, Error> {
-        let mut raw = ffi::AsyncEvent { element: ptr::null_mut(), event_type: 0 };
+    /// Takes and acknowledges all asynchronous events that there are now. Returns whether one of them says that the
+    /// device has failed for good, or is being removed.
+    pub fn has_failed(&self) -> bool {
+        let (mut raw, mut has_failed) = (ffi::AsyncEvent { element: ptr::null_mut(), event_type: 0 }, false);
         // SAFETY: the context is open, and the call writes to `raw`.
-        if unsafe { (self.api().ibv_get_async_event)(self.context.as_ptr(), &mut raw) } != 0 {
-            let error = Error::last("ibv_get_async_event");
-            return if error.errno() == Some(libc::EAGAIN) { Ok(None) } else { Err(error) };
+        while unsafe { (self.api().ibv_get_async_event)(self.context.as_ptr(), &mut raw) } == 0 {
+            has_failed |= raw.event_type == ffi::EVENT_DEVICE_FATAL;
+            // SAFETY: the event is acknowledged once. Its element still exists, because destroying an element waits for
+            // this call.
+            unsafe { (self.api().ibv_ack_async_event)(&mut raw) };
         }
-        let event = match raw.event_type {
-            ffi::EVENT_DEVICE_FATAL => AsyncEvent::DeviceFatal,
-            ffi::EVENT_PORT_ERR => AsyncEvent::PortError,
-            other => AsyncEvent::Other(other),
-        };
-        // SAFETY: the event is acknowledged once. Its element still exists, because destroying an element waits for
-        // this call.
-        unsafe { (self.api().ibv_ack_async_event)(&mut raw) };
-        Ok(Some(event))
-    }
-
-    /// Returns the descriptor that becomes readable when there is an asynchronous event.
-    pub fn async_events(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor is open as long as the context.
-        unsafe { BorrowedFd::borrow_raw(self.async_fd()) }
+        has_failed
     }
 
     /// Releases a device that is being removed, if no object made on it is left. Otherwise returns the device.
@@ -237,9 +211,11 @@ impl Device {
     }
 }
 
+/// The descriptor becomes readable when there is an asynchronous event.
 impl AsFd for Device {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.async_events()
+        // SAFETY: the descriptor is open as long as the context.
+        unsafe { BorrowedFd::borrow_raw(self.async_fd()) }
     }
 }
 

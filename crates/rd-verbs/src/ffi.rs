@@ -22,7 +22,6 @@ pub const OPTION_ID_ACK_TIMEOUT: c_int = 3;
 pub const TRANSPORT_IWARP: c_int = 1;
 
 pub const EVENT_DEVICE_FATAL: c_uint = 8;
-pub const EVENT_PORT_ERR: c_uint = 10;
 
 /// `struct ibv_device`
 #[repr(C)]

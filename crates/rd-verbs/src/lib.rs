@@ -24,10 +24,10 @@ mod memory;
 mod queue;
 
 pub use cm::{ConnectParameters, Event, EventChannel, EventKind, Id, IdKey};
-pub use device::{AsyncEvent, Device, DeviceAttr, InterfaceAddress, PortAttr, interface_addresses};
+pub use device::{Device, DeviceAttr, InterfaceAddress, PortAttr, interface_addresses};
 pub use library::LoadError;
 pub use memory::{MemoryRegion, MessageRegion, ProtectionDomain, Segment};
-pub use queue::{CompletionChannel, CompletionQueue, Depths, QueuePair, WorkCompletion};
+pub use queue::{CompletionQueue, Depths, QueuePair, WorkCompletion};
 
 /// Why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

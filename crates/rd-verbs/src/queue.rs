@@ -11,16 +11,11 @@ use crate::memory::{MessageRegion, ProtectionDomain, Segment};
 use crate::{Error, check, ffi, set_nonblocking};
 
 /// A channel on which a completion queue announces completions. Reading never blocks: poll its descriptor.
-pub struct CompletionChannel {
+struct CompletionChannel {
     raw: NonNull<ffi::CompChannel>,
     /// Dropped after the channel, which is on it.
     device: Arc<Device>,
 }
-
-// SAFETY: used through libibverbs, whose calls are thread-safe.
-unsafe impl Send for CompletionChannel {}
-// SAFETY: as above.
-unsafe impl Sync for CompletionChannel {}
 
 impl CompletionChannel {
     /// Opens a channel.
@@ -28,13 +23,13 @@ impl CompletionChannel {
     /// # Errors
     ///
     /// The error of `ibv_create_comp_channel`.
-    pub fn new(device: &Arc<Device>) -> Result<Arc<Self>, Error> {
+    fn new(device: &Arc<Device>) -> Result<Self, Error> {
         // SAFETY: the context is open as long as the device.
         let raw = unsafe { (device.api().ibv_create_comp_channel)(device.context().as_ptr()) };
         let raw = NonNull::new(raw).ok_or_else(|| Error::last("ibv_create_comp_channel"))?;
         let channel = Self { raw, device: Arc::clone(device) };
         set_nonblocking(channel.fd())?;
-        Ok(Arc::new(channel))
+        Ok(channel)
     }
 
     fn fd(&self) -> c_int {
@@ -43,16 +38,9 @@ impl CompletionChannel {
     }
 }
 
-impl AsFd for CompletionChannel {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor is open as long as the channel.
-        unsafe { BorrowedFd::borrow_raw(self.fd()) }
-    }
-}
-
 impl Drop for CompletionChannel {
     fn drop(&mut self) {
-        // SAFETY: every completion queue on the channel holds an `Arc` of it, so that none is left.
+        // SAFETY: the only completion queue on the channel is destroyed before its channel is dropped.
         let answer = unsafe { (self.device.api().ibv_destroy_comp_channel)(self.raw.as_ptr()) };
         debug_assert_ne!(answer, libc::EBUSY, "a completion channel was still in use");
     }
@@ -64,10 +52,10 @@ pub struct CompletionQueue {
     poll_cq: unsafe extern "C" fn(*mut ffi::Cq, c_int, *mut ffi::WorkCompletion) -> c_int,
     req_notify_cq: unsafe extern "C" fn(*mut ffi::Cq, c_int) -> c_int,
     /// Dropped after the queue, which reports to the channel.
-    channel: Arc<CompletionChannel>,
+    channel: CompletionChannel,
 }
 
-// SAFETY: polling and arming are thread-safe in every provider.
+// SAFETY: polling and arming are thread-safe in every provider, and so are the calls of libibverbs on the channel.
 unsafe impl Send for CompletionQueue {}
 // SAFETY: as above.
 unsafe impl Sync for CompletionQueue {}
@@ -139,10 +127,13 @@ impl CompletionQueue {
         unsafe { (api.ibv_ack_cq_events)(self.raw.as_ptr(), 1) };
         Ok(true)
     }
+}
 
-    /// Returns the channel, to sleep on.
-    pub fn channel(&self) -> &CompletionChannel {
-        &self.channel
+/// The descriptor of the channel, to sleep on.
+impl AsFd for CompletionQueue {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor is open as long as the channel.
+        unsafe { BorrowedFd::borrow_raw(self.channel.fd()) }
     }
 }
 
@@ -261,18 +252,19 @@ impl QueuePair {
         let (Some(post_send), Some(post_recv)) = (operations.post_send, operations.post_recv) else {
             return Err(Error::Call { call: "rdma_create_qp", errno: libc::EOPNOTSUPP });
         };
+        let cap = ffi::QpCap {
+            max_send_wr: depths.sends,
+            max_recv_wr: depths.receives,
+            max_send_sge: depths.segments,
+            max_recv_sge: depths.segments,
+            max_inline_data: depths.inline_bytes,
+        };
         let mut attributes = ffi::QpInitAttr {
             qp_context: ptr::null_mut(),
             send_cq: queue.raw.as_ptr(),
             recv_cq: queue.raw.as_ptr(),
             srq: ptr::null_mut(),
-            cap: ffi::QpCap {
-                max_send_wr: depths.sends,
-                max_recv_wr: depths.receives,
-                max_send_sge: depths.segments,
-                max_recv_sge: depths.segments,
-                max_inline_data: depths.inline_bytes,
-            },
+            cap,
             qp_type: ffi::QPT_RC,
             sq_sig_all: 0,
         };
@@ -289,13 +281,7 @@ impl QueuePair {
                 return Err(error);
             }
             granted = 0;
-            attributes.cap = ffi::QpCap {
-                max_send_wr: depths.sends,
-                max_recv_wr: depths.receives,
-                max_send_sge: depths.segments,
-                max_recv_sge: depths.segments,
-                max_inline_data: 0,
-            };
+            attributes.cap = ffi::QpCap { max_inline_data: 0, ..cap };
             create(&mut attributes)?;
         }
         // SAFETY: the identifier is alive, and its queue pair was just created.

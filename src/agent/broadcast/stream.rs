@@ -25,7 +25,7 @@ use crate::control::stages::{Attachment, Cut, Inlet, Outlet};
 use crate::fault::Exit;
 use crate::fs::queue::{DiskQueue, Unqueued};
 use crate::fs::{close, io_fact, source, standard, std_fact};
-use crate::transport::spool::Taken;
+use crate::transport::spool::Gone;
 
 /// How often to check whether the node still lives while a command keeps it waiting.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -184,12 +184,7 @@ impl Shared {
     /// Takes the whole stream, which is proven at its end.
     fn take_all(&self, mut put: impl FnMut(&[u8]) -> Result<(), Unwritten>) -> Result<(), Fault> {
         let mut hasher = blake3::Hasher::new();
-        loop {
-            let slice = match self.spool.take() {
-                Taken::Slice(slice) => slice,
-                Taken::Ended => break,
-                Taken::Gone => return Err(self.left_out()),
-            };
+        while let Some(slice) = self.spool.take().map_err(|Gone| self.left_out())? {
             hasher.update(slice.as_ref());
             put(slice.as_ref()).map_err(|unwritten| self.why_unwritten(unwritten))?;
         }

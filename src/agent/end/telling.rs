@@ -30,7 +30,7 @@ impl Observer for Messenger {
         let message = match event {
             SessionEvent::Notice(notice, reason) => Message::Notice(notice, reason),
             SessionEvent::LaneUp(_, medium, description) => {
-                let mut lanes = self.lanes.lock().expect("no panic with it locked");
+                let mut lanes = crate::locked(&self.lanes);
                 // One lane of each medium is reported.
                 if !lanes.iter().any(|(known, _)| *known == medium) {
                     lanes.push((medium, description));

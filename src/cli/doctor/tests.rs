@@ -8,7 +8,9 @@ use clap::CommandFactory;
 use super::output::Painter;
 use super::{DoctorArguments, Section, USES, output};
 use crate::cli::uses;
+use crate::measure::finding::Outcome;
 use crate::measure::matrix::{Matrix, Measured};
+use crate::measure::probe::Attempt;
 use crate::measure::recorded::facts;
 use crate::measure::{Facts, Finding, Fix, Level, Speed, examine};
 
@@ -214,6 +216,26 @@ fn a_host_that_claims_the_name_of_another_gets_no_command_run_there() {
     same.extend(super::of_found(std::ffi::OsStr::new("localhost"), &arguments, &node, Ok(path)));
     let script = output::script(&same);
     assert!(script.contains(&format!("\n    {FIX}\n")) && script.contains(&format!("    # {FIX}\n")), "{script}");
+}
+
+#[test]
+fn the_buffers_of_a_host_with_this_ones_name_are_not_set_here() {
+    use clap::Parser;
+    let arguments = super::DoctorArguments::try_parse_from(["rddoctor"]).expect("none");
+    let (here, mut there) = (facts("connectx"), facts("connectx"));
+    let settings = there.tcp.as_mut().expect("recorded");
+    (settings.receive, settings.send) = ([4096, 8192, 24_000], [4096, 8192, 24_000]);
+    let address = "10.0.0.1".parse().expect("an address");
+    let attempt = Attempt { address, is_rdma: false, outcome: Outcome::Connected, micros: 300 };
+    let speed = Speed { bytes: 1_000_000_000, micros: 2_000_000, medium: "tcp".to_owned(), ..Speed::default() };
+    let mut sections = vec![super::of_host("this host", "here", &here)];
+    let node = here.host.clone();
+    let to_there = Some(Ok(vec![attempt]));
+    let path = crate::measure::Path { here, there, to_there, speed: Some(Ok(speed)), ..Default::default() };
+    sections.extend(super::of_found(std::ffi::OsStr::new("h2"), &arguments, &node, Ok(path)));
+    let script = output::script(&sections);
+    assert!(script.contains("\n    # sysctl -w net.ipv4.tcp_rmem="), "{script}");
+    assert!(!script.contains("\n    sysctl -w net.ipv4.tcp_rmem="), "{script}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What each letter means to `rdcp`, in words for the manual.
 
-use super::{Behind, Here, Letter, NO_BLOCKS, Number};
+use super::{Behind, Here, Letter, NO_BLOCKS, NO_MOUNT_POINTS, Number};
 
 impl Letter {
     /// Returns the meaning in `rdcp`, for the manual.
@@ -11,12 +11,16 @@ impl Letter {
                  accepted, because the data goes directly anyway; else refused"
                     .to_owned()
             }
-            Here::Own if self.letter == 'h' => "alone, --help; with other letters or --sync, --human-readable".to_owned(),
-            Here::OwnValue if self.letter == 'F' => own_if("a file or \"none\""),
+            Here::Own if self.letter == 'h' => {
+                "alone, --help; with other letters or --sync, --human-readable; with other words, refused".to_owned()
+            }
+            Here::Own if self.letter == 'x' => format!("an option of rdcp, see OPTIONS; twice, refused: {NO_MOUNT_POINTS}"),
+            Here::OwnValue if self.letter == 'F' => own_if("a file or \"none\"") + ", and before letters of rsync",
             Here::OwnValue if self.letter == 'J' => own_if("a jump host"),
             Here::OwnValue if self.letter == 'i' => {
-                "an option of rdcp, see OPTIONS; with --sync, behind other letters or before an option, refused unless \
-                 a key follows: use --itemize-changes"
+                "an option of rdcp, see OPTIONS; with --sync, behind other letters, before letters of rsync in the same \
+                 word, or before an option or a file that is no key, refused unless a key follows: use \
+                 --itemize-changes"
                     .to_owned()
             }
             Here::OwnValue if self.letter == 't' => {

@@ -5,94 +5,34 @@ use std::os::unix::ffi::OsStrExt;
 
 use super::{Here, NO_CVS, NO_DIRLINKS, NO_DIRS};
 
-const NO_GROUP: &str = "--no-owner leaves out both owner and group";
-
-const COMPRESSES: &str = "use --compress zstd or --compress lz4";
-
-const STOPS: &str = "use timeout(1) to end it; run again, the copy resumes";
-
-const NO_BATCH: &str = "differences are sent, and cannot be kept in a file";
-
-const NO_DAEMON: &str = "rsync daemons are not supported: name HOST:PATH, to connect by ssh";
-
-const DELETES_LATER: &str = "use --delete, which deletes in each directory after all its entries have been copied";
-
-const NO_ACLS: &str = "--no-xattrs leaves out ACLs and all other extended attributes";
-const NO_DEVICES: &str = "--no-specials leaves out devices, FIFOs and sockets";
-
-const NO_ATIMES: &str = "--no-times leaves out access times and modification times";
-
-const NO_BACKUP: &str = "backups are made only with --backup-dir, or backup-dir in a settings file: leave it out there";
-
-const NO_LIMIT: &str = "only --bwlimit, or bwlimit in a settings file, sets a limit: leave it out there";
-
-const NO_BAR: &str = "a terminal shows a progress bar by default; -q hides it, and prints errors only";
-
-const NO_SERVER: &str = "rdcp does not speak rsync's protocol; type rdcp in place of rsync";
-
-/// Long options of rsync, and a few of cp, with their meanings in `rdcp`. A name that ends in `=` takes a value.
+/// Long options of rsync, and a few of cp, with their meanings in `rdcp`. Names with spaces between them mean the
+/// same. A name that ends in `=` takes a value.
 pub(super) const WORDS: &[(&str, Here)] = &[
     ("--archive", Here::Means(&["--recursive"])),
-    ("--owner", Here::Kept),
     // --no-xattrs and --no-specials leave out more than what these stand for, so they do not take those back.
-    ("--acls", Here::Kept),
-    ("--devices", Here::Kept),
-    ("--specials", Here::Kept),
-    ("--group", Here::Kept),
-    ("--atimes", Here::Kept),
-    ("--whole-file", Here::Kept),
-    ("--partial", Here::Kept),
+    ("--acls --devices --specials", Here::Kept),
+    ("--group --atimes --whole-file --partial --super --open-noatime --no-inc-recursive", Here::Kept),
+    ("--no-i-r --old-args --8-bit-output --no-motd --secluded-args --protect-args --no-whole-file", Here::Kept),
+    ("--no-W --fuzzy --executability --preallocate --inc-recursive --i-r --trust-sender --blocking-io", Here::Kept),
+    ("--block-size= --checksum-choice= --cc= --checksum-seed= --compress-threads= --skip-compress=", Here::Kept),
+    ("--max-alloc= --outbuf= --protocol= --sockopts= --stderr= --zt=", Here::Kept),
     ("--ignore-times", Here::Means(&["--checksum"])),
     ("--force", Here::Refused("--delete replaces directories that are not empty")),
-    ("--super", Here::Kept),
-    ("--drop-D", Here::Means(&["--no-specials"])),
-    ("--open-noatime", Here::Kept),
-    ("--no-inc-recursive", Here::Kept),
-    ("--no-i-r", Here::Kept),
-    ("--old-args", Here::Kept),
-    ("--8-bit-output", Here::Kept),
-    ("--no-motd", Here::Kept),
-    ("--no-p", Here::Means(&["--no-mode"])),
+    ("--drop-D --no-D", Here::Means(&["--no-specials"])),
+    ("--no-p --no-perms", Here::Means(&["--no-mode"])),
     ("--no-o", Here::Means(&["--no-owner"])),
-    ("--no-l", Here::Means(&["--no-symlinks"])),
+    ("--no-l --no-links", Here::Means(&["--no-symlinks"])),
     ("--no-t", Here::Means(&["--no-times"])),
-    ("--secluded-args", Here::Kept),
-    ("--protect-args", Here::Kept),
     ("--inplace", Here::Means(&["--in-place"])),
-    ("--no-perms", Here::Means(&["--no-mode"])),
-    ("--no-links", Here::Means(&["--no-symlinks"])),
-    ("--no-D", Here::Means(&["--no-specials"])),
     ("--debug=", Here::Refused("-vv and -vvv log what happens at both ends")),
     ("--no-h", Here::Means(&["--no-human-readable"])),
-    ("--no-whole-file", Here::Kept),
-    ("--no-W", Here::Kept),
     ("--modify-window=-1", Here::Means(&["--modify-window=0"])),
     ("--delay-updates", Here::Refused("each file appears when complete; with --snapshot, the tree appears as a whole")),
-    ("--fuzzy", Here::Kept),
-    ("--executability", Here::Kept),
-    ("--preallocate", Here::Kept),
-    ("--inc-recursive", Here::Kept),
-    ("--i-r", Here::Kept),
-    ("--trust-sender", Here::Kept),
-    ("--blocking-io", Here::Kept),
-    ("--block-size=", Here::Kept),
-    ("--checksum-choice=", Here::Kept),
-    ("--cc=", Here::Kept),
-    ("--checksum-seed=", Here::Kept),
-    ("--compress-threads=", Here::Kept),
-    ("--skip-compress=", Here::Kept),
-    ("--max-alloc=", Here::Kept),
-    ("--outbuf=", Here::Kept),
-    ("--protocol=", Here::Kept),
-    ("--sockopts=", Here::Kept),
-    ("--stderr=", Here::Kept),
-    ("--no-compress", Here::Means(&["--compress=off"])),
-    ("--no-z", Here::Means(&["--compress=off"])),
+    ("--no-compress --no-z", Here::Means(&["--compress=off"])),
     ("--ignore-non-existing", Here::Means(&["--existing"])),
     ("--ipv4", Here::Means(&["-o", "AddressFamily=inet"])),
     ("--ipv6", Here::Means(&["-o", "AddressFamily=inet6"])),
-    ("--no-group", Here::Refused(NO_GROUP)),
-    ("--no-g", Here::Refused(NO_GROUP)),
+    ("--no-group --no-g", Here::Refused("--no-owner leaves out both owner and group")),
     ("--ignore-errors", Here::Refused("nothing is deleted where something could not be read; fix that first")),
     ("--keep-dirlinks", Here::Refused(NO_DIRLINKS)),
     ("--copy-dest=", Here::Refused("--link-dest links unchanged files; --find-moves links or copies renamed files")),
@@ -103,14 +43,9 @@ pub(super) const WORDS: &[(&str, Here)] = &[
     ("--delete-missing-args", Here::Refused("name the directory that contained them, with --delete")),
     ("--ignore-missing-args", Here::Refused("missing sources are reported (exit code 8), and the others are copied")),
     ("--append", Here::Refused("an interrupted copy resumes when run again; --append-verify extends shorter files")),
-    ("--compress-level=", Here::Refused(COMPRESSES)),
-    ("--compress-choice=", Here::Refused(COMPRESSES)),
-    ("--zl=", Here::Refused(COMPRESSES)),
-    ("--zc=", Here::Refused(COMPRESSES)),
+    ("--compress-level= --compress-choice= --zl= --zc=", Here::Refused("use --compress zstd or --compress lz4")),
     ("--cvs-exclude", Here::Refused(NO_CVS)),
-    ("--dirs", Here::Refused(NO_DIRS)),
-    ("--old-dirs", Here::Refused(NO_DIRS)),
-    ("--old-d", Here::Refused(NO_DIRS)),
+    ("--dirs --old-dirs --old-d", Here::Refused(NO_DIRS)),
     ("--suffix=", Here::Refused("--backup-dir DIR keeps old files under their own names")),
     (
         "--munge-links",
@@ -127,52 +62,47 @@ pub(super) const WORDS: &[(&str, Here)] = &[
     ("--iconv=", Here::Refused("names are copied byte for byte")),
     ("--list-only", Here::Refused("-n shows what would be copied, ssh HOST ls -l what exists")),
     ("--contimeout=", Here::Refused("for ssh, use -o ConnectTimeout=SECONDS")),
-    ("--stop-after=", Here::Refused(STOPS)),
-    ("--time-limit=", Here::Refused(STOPS)),
-    ("--stop-at=", Here::Refused(STOPS)),
-    ("--write-batch=", Here::Refused(NO_BATCH)),
-    ("--only-write-batch=", Here::Refused(NO_BATCH)),
-    ("--read-batch=", Here::Refused(NO_BATCH)),
-    ("--password-file=", Here::Refused(NO_DAEMON)),
-    ("--early-input=", Here::Refused(NO_DAEMON)),
+    ("--stop-after= --time-limit= --stop-at=", Here::Refused("use timeout(1) to end it; run again, the copy resumes")),
+    (
+        "--write-batch= --only-write-batch= --read-batch=",
+        Here::Refused("differences are sent, and cannot be kept in a file"),
+    ),
+    (
+        "--password-file= --early-input= --daemon --config= --dparam= --detach --no-detach",
+        Here::Refused("rsync daemons are not supported: name HOST:PATH, to connect by ssh"),
+    ),
     ("--address=", Here::Refused("use --via ADDRESS to choose the network")),
-    ("--log-file-format=", Here::Refused("use --json=FILE, which is for programs")),
+    ("--log-file-format= --log-file=", Here::Refused("use --json=FILE, which is for programs")),
     ("--partial-dir=", Here::Refused("received data is kept beside the file, and the same copy resumes with it")),
     ("--temp-dir=", Here::Refused("files are written beside their destination, so that they can be renamed")),
-    ("--out-format=", Here::Refused("use --json, which is for programs")),
-    ("--log-file=", Here::Refused("use --json=FILE, which is for programs")),
-    ("--del", Here::Means(&["--delete"])),
-    ("--delete-before", Here::Refused(DELETES_LATER)),
-    ("--delete-during", Here::Means(&["--delete"])),
-    ("--delete-delay", Here::Means(&["--delete"])),
+    ("--out-format= --log-format=", Here::Refused("use --json, which is for programs")),
+    ("--del --delete-during --delete-delay", Here::Means(&["--delete"])),
+    (
+        "--delete-before",
+        Here::Refused("use --delete, which deletes in each directory after all its entries have been copied"),
+    ),
     ("--rsync-path=", Here::Refused("use --agent PATH for the program on other hosts")),
     ("--port=", Here::Refused("ssh's port is -P PORT")),
     ("--no-X", Here::Means(&["--no-xattrs"])),
-    ("--no-A", Here::Refused(NO_ACLS)),
-    ("--no-acls", Here::Refused(NO_ACLS)),
+    ("--no-A --no-acls", Here::Refused("--no-xattrs leaves out ACLs and all other extended attributes")),
     ("--no-H", Here::Means(&["--no-hard-links"])),
     ("--no-S", Here::Means(&["--no-sparse"])),
     ("--no-i-d", Here::Means(&["--no-implied-dirs"])),
-    ("--no-devices", Here::Refused(NO_DEVICES)),
-    ("--no-atimes", Here::Refused(NO_ATIMES)),
-    ("--no-U", Here::Refused(NO_ATIMES)),
+    ("--no-devices", Here::Refused("--no-specials leaves out devices, FIFOs and sockets")),
+    ("--no-atimes --no-U", Here::Refused("--no-times leaves out access times and modification times")),
     ("--no-super", Here::Refused("--no-owner leaves out owner and group")),
     ("--no-partial", Here::Refused("what has been received is kept, so that the same copy resumes with it")),
-    ("--no-backup", Here::Refused(NO_BACKUP)),
-    ("--no-bwlimit", Here::Refused(NO_LIMIT)),
-    ("--no-progress", Here::Refused(NO_BAR)),
-    ("--old-compress", Here::Means(&["--compress=auto"])),
-    ("--new-compress", Here::Means(&["--compress=auto"])),
-    ("--zt=", Here::Kept),
+    (
+        "--no-backup",
+        Here::Refused("backups are made only with --backup-dir, or backup-dir in a settings file: leave it out there"),
+    ),
+    (
+        "--no-progress",
+        Here::Refused("a terminal shows a progress bar by default; -q hides it, and prints only errors and warnings"),
+    ),
+    ("--old-compress --new-compress", Here::Means(&["--compress=auto"])),
     ("--remove-sent-files", Here::Means(&["--remove-source-files"])),
-    ("--log-format=", Here::Refused("use --json, which is for programs")),
-    ("--daemon", Here::Refused(NO_DAEMON)),
-    ("--config=", Here::Refused(NO_DAEMON)),
-    ("--dparam=", Here::Refused(NO_DAEMON)),
-    ("--detach", Here::Refused(NO_DAEMON)),
-    ("--no-detach", Here::Refused(NO_DAEMON)),
-    ("--server", Here::Refused(NO_SERVER)),
-    ("--sender", Here::Refused(NO_SERVER)),
+    ("--server --sender", Here::Refused("rdcp does not speak rsync's protocol; type rdcp in place of rsync")),
     // Options of cp.
     ("--no-clobber", Here::Refused("use --sync --ignore-existing")),
     ("--parents", Here::Refused("use --sync -R")),
@@ -196,11 +126,14 @@ pub(super) const NEGATED: &[(&[&str], &[&str])] = &[
     (&["--no-O", "--no-omit-dir-times"], &["--omit-dir-times"]),
     (&["--no-x", "--no-one-file-system"], &["-x", "--one-file-system"]),
     (&["--no-append"], &["--append-verify"]),
+    (&["--no-bwlimit"], &["--bwlimit"]),
     (&["--no-from0"], &["-0", "--from0"]),
     (&["--no-inplace"], &["--in-place"]),
     (&["--no-mkpath"], &["--mkpath"]),
     (&["--no-numeric-ids"], &["--numeric-ids"]),
     (&["--i-d", "--implied-dirs"], &["--no-implied-dirs"]),
+    // --group takes nothing back: the owner would come back as well.
+    (&["--owner"], &["--no-owner"]),
     (&["--perms"], &["--no-mode"]),
     (&["--times"], &["--no-times"]),
     (&["--links"], &["--no-symlinks"]),
@@ -216,9 +149,9 @@ pub(super) const NEGATED: &[(&[&str], &[&str])] = &[
 
 /// Returns the names of all these options, without hyphens.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
-    let words = WORDS.iter().map(|(name, _)| name);
+    let words = WORDS.iter().flat_map(|(names, _)| names.split(' '));
     let others = NEGATED.iter().flat_map(|(names, _)| names.iter()).chain(BY_THEMSELVES);
-    words.chain(others).map(|name| name.trim_start_matches('-').trim_end_matches('='))
+    words.chain(others.copied()).map(|name| name.trim_start_matches('-').trim_end_matches('='))
 }
 
 /// Returns the words that an option takes back; `None` if it is no negation.
@@ -234,7 +167,7 @@ pub(super) fn long(word: &OsStr) -> Result<Option<(&'static [&'static str], bool
         None => text == name.as_bytes(),
     };
     let has_value = |name: &str| name.ends_with('=') && !text.contains(&b'=');
-    match WORDS.iter().find(|(name, _)| is(name)) {
+    match WORDS.iter().find_map(|(names, here)| Some((names.split(' ').find(|name| is(name))?, here))) {
         Some((_, Here::Means(words))) => Ok(Some((words, false))),
         Some((name, Here::Refused(instead))) => Err(format!("{}: {instead}", name.trim_end_matches('='))),
         Some((name, _)) => Ok(Some((&[], has_value(name)))),

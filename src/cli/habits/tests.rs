@@ -61,6 +61,12 @@ fn what_hands_type() {
         ("-avh a h:", "--recursive -v --human-readable a h:"),
         ("--info=stats2 --no-h a h:", "--stats --no-human-readable a h:"),
         ("-h", "-h"),
+        ("-r -h a h:", "!"),
+        ("-in a b", "!"),
+        ("-in64 a b", "!"),
+        ("-igz a h:", "-i gz a h:"),
+        ("-Fn a b", "!"),
+        ("-rFFn a b", "!"),
         ("-avi a h:", "!"),
         ("-ain a h:", "!"),
         ("-i -a a h:", "!"),
@@ -83,6 +89,7 @@ fn what_hands_type() {
         ("--sync --force a/ h:", "!"),
         ("--sync --delay-updates a/ h:", "!"),
         ("--sync --modify-window=-1 a/ h:", "--sync --modify-window=0 a/ h:"),
+        ("--sync --modify-window -1 a/ h:", "--sync --modify-window=0 a/ h:"),
         ("-ikey a h:", "-i key a h:"),
         ("-aX a h:", "--recursive a h:"),
         ("-vvvq a h:", "-v -v -v -q a h:"),
@@ -141,6 +148,10 @@ fn what_hands_type() {
         ("--inplace --no-inplace --implied-dirs a h:", "--negated=in-place --negated=no-implied-dirs a h:"),
         ("--no-x -x a h:", "--negated=one-file-system -x a h:"),
         ("--no-t --no-X --times --xattrs a h:", "--negated=no-times --negated=no-xattrs a h:"),
+        ("-a --no-owner --owner --group a h:", "--recursive --negated=no-owner a h:"),
+        ("--no-o --no-g --owner --no-owner a h:", "--negated=no-owner --no-owner a h:"),
+        ("--no-owner --no-group --owner a h:", "!"),
+        ("--no-owner --group -ao a h:", "--no-owner --recursive a h:"),
         ("--no-msgs2stderr --no-s a h:", "a h:"),
         ("-I -c --no-c a h:", "--negated=checksum --checksum a h:"),
         ("--ignore-times --no-checksum a h:", "--negated=checksum --checksum a h:"),
@@ -148,7 +159,8 @@ fn what_hands_type() {
         ("--timeout=60 --no-timeout a h:", "a h:"),
         ("--no-timeout --timeout=60 a h:", "--reconnect 60 a h:"),
         ("-avP --no-progress a h:", "!"),
-        ("--no-bwlimit a h:", "!"),
+        ("-l 8000 --bwlimit 1M --rsh --bwlimit --no-bwlimit a h:", "--rsh --bwlimit --negated=bwlimit a h:"),
+        ("--no-bwlimit --bwlimit=1M a h:", "--negated=bwlimit --bwlimit=1M a h:"),
         ("-aHAXsync a/ h:d", "!"),
         ("-rtsync a/ h:d", "!"),
         ("--no-X --no-H --no-S --zt=4 a h:", "--no-xattrs --no-hard-links --no-sparse a h:"),
@@ -181,13 +193,23 @@ fn what_hands_type() {
         ("--compress zstd -z a h:", "--compress zstd a h:"),
         ("--compress=zstd --compress=off -z a h:", "--compress=zstd --compress=off --compress=auto a h:"),
         ("-Jrsync a h:", "-J rsync a h:"),
+        ("-Jgpu4 a h:", "-J gpu4 a h:"),
+        ("-tv4 a b", "-t v4 a b"),
         ("-- -p h:", "-- -p h:"),
         ("- h:x", "- h:x"),
         ("-Q a", "-Q a"),
         ("-rQz a", "-r -Qz a"),
         ("scp://h/x a", "h:x a"),
-        ("scp://u@h:22/%2Fx%20y a", "-P 22 u@h:/x y a"),
-        ("scp://[fd00::1]:22//x scp://h:22 a", "-P 22 [fd00::1]:/x h: a"),
+        ("scp://u@h:22/%2Fx%20y a", "u@h:/x y a -P 22"),
+        ("scp://[fd00::1]:22//x scp://h:22 a", "[fd00::1]:/x h: a -P 22"),
+        ("-P 22 scp://h:23/a b", "-P 22 h:a b -P 23"),
+        ("--exclude -- -- scp://h:23/a b", "--exclude -- -P 23 -- h:a b"),
+        ("-P 22 scp://h/a g:b", "-P 22 h:a g:b"),
+        ("scp://h:22/a g:b", "!"),
+        ("-t g:b scp://h:22/a", "!"),
+        ("--to g:b scp://h:22/a g:c", "!"),
+        ("-t b scp://h:22/a", "-t b h:a -P 22"),
+        ("scp://h:22/a -- scp://g/b", "!"),
         ("scp://h:22/a scp://g:23/b c", "!"),
         ("scp://h:x/a c", "!"),
         ("scp:///a c", "!"),
@@ -195,6 +217,10 @@ fn what_hands_type() {
         ("-L a b", "-L a b"),
         ("-axk --chmod=D755 a b", "--recursive -x -k --chmod=D755 a b"),
         ("--exclude-from -x --chown a:b a b", "--exclude-from -x --chown a:b a b"),
+        ("-axx a b", "!"),
+        ("-x --one-file-system a b", "!"),
+        ("-x --no-x -x a b", "--negated=one-file-system -x a b"),
+        ("-x --rsh -x a b", "-x --rsh -x a b"),
         ("-K a b", "!"),
         ("--delete-before a b", "!"),
         ("-rcu --sync --del a b", "-r --checksum -u --sync --delete a b"),
@@ -210,6 +236,39 @@ fn what_hands_type() {
             _ => assert_eq!(done.as_deref(), Ok(expected), "{line}"),
         }
     }
+}
+
+/// 0 has no unit that would make it a limit.
+#[test]
+fn a_limit_of_nothing_is_none() {
+    for limit in ["--sync --bwlimit=0", "--bwlimit 0", "--bwlimit=0k", "--bwlimit=1M --bwlimit 0.0"] {
+        let words = words(&format!("{limit} a h:")).expect(limit);
+        assert!(words.ends_with(&["--negated=bwlimit", "a", "h:"].map(str::to_owned)), "{limit}: {words:?}");
+        assert!(!words.iter().any(|word| word.starts_with("--bwlimit")), "{limit}: {words:?}");
+    }
+    assert!(words("--bwlimit=10 a h:").is_ok() && words("--bwlimit 0.5m a h:").is_ok());
+}
+
+#[test]
+fn what_may_be_a_key_is_no_source() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let path = scratch.path().join("it");
+    for (text, is_source) in [
+        ("-----BEGIN OPENSSH PRIVATE KEY-----\n", false),
+        ("Bag Attributes: none\n-----BEGIN PRIVATE KEY-----\n", false),
+        ("ssh-ed25519 AAAA me\n", false),
+        ("ecdsa-sha2-nistp256 AAAA\n", false),
+        ("sk-ssh-ed25519@openssh.com AAAA\n", false),
+        ("1,2\n", true),
+        ("", true),
+    ] {
+        std::fs::write(&path, text).expect("written");
+        assert_eq!(is_no_key(path.as_os_str()), is_source, "{text}");
+    }
+    std::fs::write(path.with_extension("pub"), "").expect("written");
+    assert!(!is_no_key(path.as_os_str()), "with its public half");
+    assert!(is_no_key(scratch.path().as_os_str()));
+    assert!(!is_no_key(OsStr::new("/dev/null")) && !is_no_key(OsStr::new("/no/such/key")));
 }
 
 #[test]

@@ -6,13 +6,12 @@ use std::time::Duration;
 
 use super::wire::{self, Session, bandwidth};
 use super::{PerfArguments, Target, local};
-use crate::engine::perf::frames::{Load, Run};
+use crate::engine::perf::frames::Load;
 use crate::fault::Failure;
 use crate::measure::disk::{self, Action};
 use crate::measure::mem;
 use crate::measure::report::{Limits, MIB, Report, Stage};
 use crate::transport::Medium;
-use crate::transport::bundle::Settings;
 
 /// Size of an operation in bytes: a copy's chunk.
 const CHUNK_BYTES: u32 = 1 << 20;
@@ -23,15 +22,9 @@ const RDMA_LANES: u32 = 1;
 
 pub(super) fn measure(arguments: &PerfArguments, target: &Target, path: &OsStr) -> Result<Report, Failure> {
     let load = &arguments.load;
-    let settings = Settings {
-        connections_max: load.qp.unwrap_or(TCP_LANES),
-        message_bytes_max: CHUNK_BYTES,
-        depth: load.depth(),
-        poll: load.poll,
-    };
     // The other end is reached first, so that nothing is measured in vain.
-    let mut session = wire::open(arguments, target, settings)?;
-    let connections = load.qp.unwrap_or(match session.driver().medium() {
+    let mut session = wire::open(arguments, target, load.settings(load.qp.unwrap_or(TCP_LANES), CHUNK_BYTES))?;
+    let connections = load.qp.unwrap_or(match session.driver.medium() {
         Medium::Tcp => TCP_LANES,
         _ => RDMA_LANES,
     });
@@ -45,10 +38,11 @@ pub(super) fn measure(arguments: &PerfArguments, target: &Target, path: &OsStr) 
     };
     add(wire_stage(arguments, &mut session, connections)?);
     let report = Report { wire: Some(session.wire(arguments, connections)), ..Report::new() };
-    session.close_wire();
+    let Session { driver, mut launched, .. } = session;
+    driver.close();
     add(memory_stage(load.duration));
     add(source_stage(&arguments.source, load.duration)?);
-    if let Some(launched) = &mut session.launched {
+    if let Some(launched) = &mut launched {
         let storage = launched.storage(path, true, load.duration)?;
         let what = format!("{}:{}", launched.label(), path.to_string_lossy());
         let cached = if storage.direct { "" } else { ", through the page cache" };
@@ -58,7 +52,7 @@ pub(super) fn measure(arguments: &PerfArguments, target: &Target, path: &OsStr) 
     // In the order in which data passes through the stages.
     let order = ["source", "memory", "wire", "sink"];
     stages.sort_by_key(|stage| order.iter().position(|name| *name == stage.name));
-    let limits = judge(stages, session.launched.is_some());
+    let limits = judge(stages, launched.is_some());
     Ok(Report { limits: Some(limits), ..report })
 }
 
@@ -75,16 +69,9 @@ fn stage(name: &str, what: String, operations_s: f64, bytes: u64, parallel: u32)
 }
 
 fn wire_stage(arguments: &PerfArguments, session: &mut Session, connections: u32) -> Result<Stage, Failure> {
-    let run = Run {
-        load: Load::Stream,
-        forward: true,
-        backward: false,
-        message_bytes: CHUNK_BYTES,
-        messages: 0,
-        duration_us: arguments.load.duration.as_micros() as u64,
-    };
+    let run = arguments.load.run(Load::Stream, CHUNK_BYTES);
     let row = bandwidth(run, &session.run(run, None)?);
-    Ok(stage("wire", session.driver().describe(), row.rate_mpps * 1e6, CHUNK_BYTES.into(), connections))
+    Ok(stage("wire", session.driver.describe(), row.rate_mpps * 1e6, CHUNK_BYTES.into(), connections))
 }
 
 fn memory_stage(duration: Duration) -> Stage {

@@ -10,7 +10,6 @@ use crate::fault::{Exit, Failure};
 use crate::job::measure::Reached;
 use crate::measure::report::{Bandwidth, Rails, Report, Way};
 use crate::options::RailChoice;
-use crate::transport::bundle::Settings;
 
 /// Default number of connections on each network, as in a copy.
 const LANES: u32 = 2;
@@ -34,12 +33,7 @@ pub(super) fn measure(arguments: &PerfArguments, target: &Target) -> Result<(Rep
     }
     let sizes = load.sizes(BANDWIDTH_BYTES);
     let connections = load.qp.unwrap_or(LANES);
-    let settings = Settings {
-        connections_max: connections,
-        message_bytes_max: sizes.iter().copied().max().expect("at least one"),
-        depth: load.depth(),
-        poll: load.poll,
-    };
+    let settings = load.settings(connections, *sizes.iter().max().expect("at least one"));
     // Usable for one measurement only, so the other end is reached again for each later one.
     let mut reached = Some(first);
     let label = launched.label();
@@ -51,14 +45,11 @@ pub(super) fn measure(arguments: &PerfArguments, target: &Target) -> Result<(Rep
         });
         driver.map_err(|error| words::measured(&error, &label))
     };
-    let (duration, messages) = load.extent();
-    let duration_us = duration.as_micros() as u64;
-    let (forward, backward) = (!load.reverse, load.reverse || load.bidirectional);
     let mut progress = wire::Progress::new(sizes.len() * (count + 1), arguments.output.verbose);
     let (mut rows, mut gain): (Vec<Way>, _) = (Vec::new(), None);
     let mut failed = 0;
     for message_bytes in sizes {
-        let run = Run { load: Load::Stream, forward, backward, message_bytes, messages, duration_us };
+        let run = load.run(Load::Stream, message_bytes);
         let (mut best, mut last_failure) = (0_f64, None);
         for way in std::mem::take(&mut ways) {
             let measured = open(&way).and_then(|mut driver| {

@@ -46,7 +46,7 @@ pub(super) fn serve(arguments: &PerfArguments, port: u16) -> Result<(), Failure>
                 let (post, fresh) = channel();
                 // Connections of the finished session are dropped with its channel.
                 events = fresh;
-                listener.registry().lock().expect("no panic with it locked").clear(post);
+                crate::locked(listener.registry()).clear(post);
             }
             Event::Incoming(Incoming::TooManyGuesses) => return Err(too_many_guesses()),
             Event::Incoming(Incoming::Stranger(address)) if verbose => {

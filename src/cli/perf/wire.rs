@@ -36,8 +36,7 @@ const TCP_CONNECTIONS_MAX: u32 = 1024;
 
 /// An open measurement, with everything that must live as long.
 pub(super) struct Session {
-    /// `Some` until the wire has been measured.
-    pub(super) driver: Option<Driver>,
+    pub(super) driver: Driver,
     pub(super) launched: Option<Launched>,
     peer: String,
 }
@@ -60,12 +59,10 @@ pub(super) fn measure(
     };
     let largest = latency_sizes.iter().chain(&bandwidth_sizes).copied().max().expect("at least one");
     let connections = if bandwidth_sizes.is_empty() { 1 } else { load.qp.unwrap_or(1) };
-    let settings =
-        Settings { connections_max: connections, message_bytes_max: largest, depth: load.depth(), poll: load.poll };
-    let mut session = open(arguments, target, settings)?;
+    let mut session = open(arguments, target, load.settings(connections, largest))?;
     let mut report = Report { wire: Some(session.wire(arguments, connections)), ..Report::new() };
     let outcome = runs(arguments, mode, &mut session, &latency_sizes, &bandwidth_sizes, &mut report);
-    session.close_wire();
+    session.driver.close();
     outcome?;
     let damaged = report.ping.as_ref().map_or(0, |ping| ping.damaged);
     let failure = (damaged > 0).then(|| {
@@ -83,15 +80,13 @@ fn runs(
     report: &mut Report,
 ) -> Result<(), Failure> {
     let load = &arguments.load;
-    let (duration, messages) = load.extent();
-    let duration_us = duration.as_micros() as u64;
     let steps = latency_sizes.len() + bandwidth_sizes.len();
     let mut progress = Progress::new(steps, arguments.output.verbose);
     for &message_bytes in latency_sizes {
         progress.step(&format!("latency of {message_bytes} bytes"));
-        let echo = Run { load: Load::Echo, forward: true, backward: false, message_bytes, messages, duration_us };
+        let echo = load.run(Load::Echo, message_bytes);
         if mode == Mode::Ping {
-            let run = Run { messages: if messages == 0 { PINGS } else { messages }, ..echo };
+            let run = Run { messages: load.iterations.unwrap_or(PINGS), ..echo };
             let seed = rand_core::Rng::next_u64(&mut rng());
             let ran = session.run(run, Some(seed))?;
             progress.note(run, &ran);
@@ -111,8 +106,7 @@ fn runs(
     }
     for &message_bytes in bandwidth_sizes {
         progress.step(&format!("bandwidth of {message_bytes} bytes"));
-        let (forward, backward) = (!load.reverse, load.reverse || load.bidirectional);
-        let run = Run { load: Load::Stream, forward, backward, message_bytes, messages, duration_us };
+        let run = load.run(Load::Stream, message_bytes);
         let ran = session.run(run, None)?;
         progress.note(run, &ran);
         report.bandwidth.push(bandwidth(run, &ran));
@@ -151,23 +145,15 @@ fn connections(arguments: &PerfArguments, target: &Target) -> Result<(Report, Op
     let load = &arguments.load;
     let depth = load.depth.unwrap_or(1);
     let most = load.qp.unwrap_or_else(|| perf::connections_max(load.transport.policy(), depth).min(CONNECTIONS_MAX));
-    let settings = Settings { connections_max: most, message_bytes_max: LARGE_BYTES, depth, poll: load.poll };
+    let settings = Settings { depth, ..load.settings(most, LARGE_BYTES) };
     let mut session = open(arguments, target, settings)?;
-    let is_tcp = session.driver().medium() == Medium::Tcp;
+    let is_tcp = session.driver.medium() == Medium::Tcp;
     let most = if is_tcp && load.qp.is_none() { most.min(TCP_CONNECTIONS_MAX) } else { most };
     let mut report = Report::new();
     let mut counts: Vec<u32> = (0..32).map(|power| 1 << power).take_while(|&count| count < most).collect();
     counts.push(most);
     let mut progress = Progress::new(counts.len(), arguments.output.verbose);
-    let (duration, messages) = load.extent();
-    let run = Run {
-        load: Load::Echo,
-        forward: true,
-        backward: false,
-        message_bytes: OPERATION_BYTES,
-        messages,
-        duration_us: duration.as_micros() as u64,
-    };
+    let run = load.run(Load::Echo, OPERATION_BYTES);
     let mut ended = None;
     for count in counts {
         progress.step(&format!("{count} connections"));
@@ -203,7 +189,7 @@ fn connections(arguments: &PerfArguments, target: &Target) -> Result<(Report, Op
     }
     let reached = report.connections.last().map_or(0, |row| row.connections);
     report.wire = Some(Wire { depth: depth.into(), ..session.wire(arguments, reached) });
-    session.close_wire();
+    session.driver.close();
     Ok((report, ended))
 }
 
@@ -216,29 +202,15 @@ fn per_second(ran: &Ran) -> f64 {
 
 impl Session {
     pub(super) fn run(&mut self, run: Run, verify: Option<u64>) -> Result<Ran, Failure> {
-        let driver = self.driver.as_mut().expect("open");
-        driver.run(run, verify).map_err(|error| words::measured(&error, &self.peer))
+        self.driver.run(run, verify).map_err(|error| words::measured(&error, &self.peer))
     }
 
     pub(super) fn grow(&mut self, connections: u32) -> Result<(), Failure> {
-        let driver = self.driver.as_mut().expect("open");
-        driver.grow(connections).map_err(|error| words::measured(&error, &self.peer))
-    }
-
-    pub(super) fn driver(&self) -> &Driver {
-        self.driver.as_ref().expect("open")
-    }
-
-    /// Closes the measurement of the wire. The agent stays, if there is one.
-    pub(super) fn close_wire(&mut self) {
-        if let Some(driver) = self.driver.take() {
-            driver.close();
-        }
+        self.driver.grow(connections).map_err(|error| words::measured(&error, &self.peer))
     }
 
     pub(super) fn wire(&self, arguments: &PerfArguments, connections: u32) -> Wire {
-        let driver = self.driver();
-        described(arguments, &self.peer, driver.medium().name(), driver.describe(), connections)
+        described(arguments, &self.peer, self.driver.medium().name(), self.driver.describe(), connections)
     }
 }
 
@@ -287,7 +259,7 @@ pub(super) fn open(arguments: &PerfArguments, target: &Target, settings: Setting
     if arguments.output.verbose {
         crate::cli::say(&format!("rdperf: {}", driver.describe()));
     }
-    Ok(Session { driver: Some(driver), launched, peer })
+    Ok(Session { driver, launched, peer })
 }
 
 /// Shows the progress of a sweep on a terminal.

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
 use crate::cli::options::ReportOptions;
-use crate::cli::report::Reporter;
+use crate::cli::report::{Kept, Reporter};
 use crate::control::join::{JoinError, JoinRequest, ask};
 use crate::fault::{Exit, Failure, escaped};
 
@@ -16,7 +16,7 @@ use crate::fault::{Exit, Failure, escaped};
 /// outcome for the host.
 pub(super) fn join(job: &str, paths: &[OsString], options: &ReportOptions) -> Result<(), Failure> {
     let [target] = paths else { return Err(Failure::new(Exit::Usage, "--join takes one argument: HOST or HOST:PATH")) };
-    let reporter = Reporter::open("rdcp", options, &[])?;
+    let reporter = Reporter::open("rdcp", options, &[], &Kept::default())?;
     reporter.begin();
     let request = JoinRequest { target: target.as_bytes().to_vec() };
     // The job itself shows the progress.

@@ -86,12 +86,7 @@ impl TargetOptions {
                 let Spec::Here(path) = &destination else {
                     return Err(usage("with --hosts, DST is a path on each of the hosts, without HOST:".to_owned()));
                 };
-                if hosts.is_empty() {
-                    return Err(usage("--hosts is empty; give FILE, @GROUP or slurm".to_owned()));
-                }
-                let named = |reason: String| usage(format!("--hosts {}: {reason}", escaped(hosts)));
-                let advice = "to name hosts, write DST as 'gpu[1-2]:PATH', or use --to";
-                hosts_named(hosts, path, advice).map_err(named)?
+                hosts_named(hosts, path, "to name hosts, write DST as 'gpu[1-2]:PATH', or use --to").map_err(usage)?
             }
         };
         for target in &self.to {
@@ -120,36 +115,47 @@ fn additional(target: &OsStr) -> Result<Spec, Failure> {
     }
 }
 
-/// Whether there are hosts other than this one, and all of them are nodes of the Slurm allocation in which the command
-/// runs.
+/// Whether there are hosts other than this one, and srun reaches all of them: they are nodes of the Slurm allocation in
+/// which the command runs, of its first component if the job is heterogeneous. In a container within a job, srun may be
+/// missing.
 pub(super) fn are_allocated<'a>(hosts: impl Iterator<Item = &'a OsStr>) -> bool {
     let list = ALLOCATION_VARIABLES.iter().find_map(std::env::var_os).unwrap_or_default();
     let nodes =
         if std::env::var_os("SLURM_JOB_ID").is_some() { expand_all(&list).unwrap_or_default() } else { Vec::new() };
     let mut others = hosts.filter(|host| !host.is_empty()).peekable();
-    others.peek().is_some() && others.all(|host| nodes.iter().any(|node| node == host))
+    let are_all = others.peek().is_some() && others.all(|host| nodes.iter().any(|node| node == host));
+    let has_srun = || {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&path).any(|directory| directory.join("srun").is_file())
+    };
+    are_all && has_srun()
 }
 
 /// Returns the hosts that `--hosts` names, each with `path`. `advice` is how else to name hosts, if there is no such
 /// file.
 pub(in crate::cli) fn hosts_named(hosts: &OsStr, path: &OsStr, advice: &str) -> Result<Vec<Spec>, String> {
     let text = match hosts.as_bytes() {
-        b"slurm" => allocation()?,
-        [b'@', ..] => lines(&answer("nodeset", &["-e".as_ref(), hosts]).map_err(|none| match none {
-            None => "groups need nodeset, from ClusterShell, which is not installed here; name a FILE".to_owned(),
-            Some(reason) => reason,
-        })?),
+        b"" => return Err("--hosts is empty; give FILE, @GROUP or slurm".to_owned()),
+        b"slurm" => allocation(),
+        [b'@', ..] => answer("nodeset", &["-e".as_ref(), hosts]).map(|words| lines(&words)).map_err(|none| {
+            let lacks = "groups need nodeset, from ClusterShell, which is not installed here; name a FILE";
+            none.unwrap_or_else(|| lacks.to_owned())
+        }),
         name => read_bounded(hosts, FILE_BYTES_MAX).map_err(|reason| {
             let may_be_hosts = !name.contains(&b'/') && !Path::new(hosts).exists();
             if may_be_hosts { format!("{reason}; {advice}; for a group, --hosts @GROUP") } else { reason }
-        })?,
+        }),
     };
-    read(&text, path)
+    text.and_then(|text| read(&text, path)).map_err(|reason| format!("--hosts {}: {reason}", escaped(hosts)))
 }
 
 /// Returns the nodes of the allocation, one per line.
 fn allocation() -> Result<Vec<u8>, String> {
-    let list = ALLOCATION_VARIABLES.iter().find_map(std::env::var_os).filter(|list| !list.is_empty());
+    let own = ALLOCATION_VARIABLES.iter().find_map(std::env::var_os).filter(|list| !list.is_empty());
+    let lists = components()?;
+    // A job that was submitted from a heterogeneous one has inherited the lists of that one.
+    let are_own = !lists.is_empty() && own.as_ref().is_none_or(|own| lists.contains(own));
+    let list = if are_own { Some(lists.join(OsStr::new(","))) } else { own };
     let list =
         list.ok_or("not in a Slurm allocation (SLURM_JOB_NODELIST is not set); for a file of that name, type ./slurm")?;
     match answer("scontrol", &["show".as_ref(), "hostnames".as_ref(), &list]) {
@@ -158,6 +164,18 @@ fn allocation() -> Result<Vec<u8>, String> {
         Err(None) => Ok(expand_all(&list)?.join(OsStr::new("\n")).as_bytes().to_vec()),
         Err(Some(reason)) => Err(reason),
     }
+}
+
+/// Returns the lists of nodes of all components of a heterogeneous job; none if the job is not heterogeneous. Its other
+/// variables list the nodes of one component, or are missing.
+fn components() -> Result<Vec<OsString>, String> {
+    let size = std::env::var("SLURM_HET_SIZE").ok().and_then(|size| size.parse::<usize>().ok()).unwrap_or(0);
+    let of = |component| {
+        let name = format!("SLURM_JOB_NODELIST_HET_GROUP_{component}");
+        let lacks = || format!("{name} is not set, so not all nodes of this heterogeneous job are known; name them");
+        std::env::var_os(&name).filter(|list| !list.is_empty()).ok_or_else(lacks)
+    };
+    (0..size).map(of).collect()
 }
 
 /// Puts each word on a line of its own.
@@ -237,16 +255,14 @@ const REFUSED: &[Refusal] = &[
     (|it| it.hosts.relay, "--relay sends all data through this host, once per target; name one host, or leave it out"),
 ];
 
-/// Refuses a second use of standard input. Called before it is read for `--hosts`.
+/// Refuses standard input as SRC if it is the list of hosts. Called before it is read for `--hosts`.
 ///
 /// # Errors
 ///
 /// Exit 1.
 pub(super) fn check_input(arguments: &CopyArguments, sources: &[Spec]) -> Result<(), Failure> {
-    let is_standard = |name: &OsString| name == "-";
-    let reads_hosts = arguments.targets.hosts.as_ref().is_some_and(is_standard);
-    let reads_files = arguments.files_from.as_ref().is_some_and(is_standard);
-    if reads_hosts && (reads_files || sources.contains(&Spec::Standard)) {
+    let reads_hosts = arguments.targets.hosts.as_ref().is_some_and(|hosts| hosts == "-");
+    if reads_hosts && sources.contains(&Spec::Standard) {
         let line = "standard input (-) cannot be both the list of --hosts and another input";
         return Err(Failure::new(Exit::Usage, line));
     }

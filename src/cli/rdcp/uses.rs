@@ -50,7 +50,7 @@ pub(super) fn idle(given: &ArgMatches, key: &str) -> Option<String> {
     }
     let words = ["paths", "target_directory", "to"].into_iter().filter_map(|id| given.get_many::<OsString>(id));
     let specs: Vec<Spec> = words.flatten().filter_map(|word| Spec::parse(word).ok()).map(as_standard).collect();
-    let of_trees = ["verify", "fsync", "sync", "itemize-changes"];
+    let of_trees = ["verify", "fsync", "sync", "itemize-changes", "chmod", "chown"];
     if of_trees.contains(&key) && specs.contains(&Spec::Standard) {
         return Some(format!("--{key} is for files and trees"));
     }

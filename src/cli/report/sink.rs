@@ -112,7 +112,7 @@ impl Sink {
     ///
     /// The system's first error from writing.
     pub(super) fn begin(&self) -> io::Result<()> {
-        let mut state = self.state.lock().expect("no panic with it locked");
+        let mut state = crate::locked(&self.state);
         let Some(early) = state.held.take() else { return state.so_far() };
         let emptied = self.file.set_len(0).and_then(|()| (&self.file).rewind());
         state.note(emptied.and_then(|()| self.write_all(&early.events)))
@@ -124,7 +124,7 @@ impl Sink {
     ///
     /// The system's first error from writing.
     pub(super) fn write(&self, line: &[u8]) -> io::Result<()> {
-        let mut state = self.state.lock().expect("no panic with it locked");
+        let mut state = crate::locked(&self.state);
         state.so_far()?;
         if let Some(early) = &mut state.held {
             early.events.extend(line);
@@ -144,7 +144,7 @@ impl Sink {
     /// Leaves a regular file as it was before the command: with its old contents, or missing. Returns whether that is
     /// so; otherwise something has been written, or the destination is a stream.
     pub(super) fn leave(&self) -> bool {
-        let Some(held) = self.state.lock().expect("no panic with it locked").held.take() else { return false };
+        let Some(held) = crate::locked(&self.state).held.take() else { return false };
         let identity = |found: fs::Metadata| (found.dev(), found.ino());
         let own = self.file.metadata().ok().map(identity);
         // Another process may have put its own file there.

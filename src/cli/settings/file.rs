@@ -57,14 +57,15 @@ const UNQUOTED_KEY: &str = "invalid unquoted key";
 type Wrong = (usize, String);
 
 /// Returns the entries of a file, the strongest first: those in sections before the others, and later ones before
-/// earlier ones. `None` if there is no such file.
+/// earlier ones. `None` if there is no such file. `is_of_home`: the file is in a home.
 ///
 /// # Errors
 ///
 /// One line that names the file.
-pub(super) fn read(path: &Path) -> Result<Option<Vec<Entry>>, String> {
+pub(super) fn read(path: &Path, is_of_home: bool) -> Result<Option<Vec<Entry>>, String> {
     let name = escaped(path.as_os_str());
-    let Some(file) = open(path).map_err(|error| format!("cannot read {name}: {}", os(error)))? else { return Ok(None) };
+    let opened = open(path, is_of_home).map_err(|error| format!("cannot read {name}: {}", os(error)))?;
+    let Some(file) = opened else { return Ok(None) };
     check_owner(path, &file)?;
     let mut bytes = Vec::new();
     let taken = file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes);
@@ -76,15 +77,15 @@ pub(super) fn read(path: &Path) -> Result<Option<Vec<Entry>>, String> {
     parse(&text).map(Some).map_err(|(line, reason)| format!("{name}:{line}: {reason}"))
 }
 
-/// Opens a file. `None` if there is no file, or if this user may not look it up, because the home of another user
-/// concerns that user alone.
-fn open(path: &Path) -> Result<Option<File>, Errno> {
+/// Opens a file. `None` if there is no file, or if it is in a home where this user may not look it up, because the home
+/// of another user concerns that user alone.
+fn open(path: &Path, is_of_home: bool) -> Result<Option<File>, Errno> {
     // Opening a FIFO must not wait for a writer.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     match rustix::fs::open(path, flags, Mode::empty()) {
         Ok(file) => Ok(Some(file.into())),
         Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
-        Err(Errno::ACCESS) if matches!(rustix::fs::stat(path), Err(Errno::ACCESS)) => Ok(None),
+        Err(Errno::ACCESS) if is_of_home && matches!(rustix::fs::stat(path), Err(Errno::ACCESS)) => Ok(None),
         Err(error) => Err(error),
     }
 }
@@ -181,6 +182,21 @@ fn parse(text: &str) -> Result<Vec<Entry>, Wrong> {
                 let reason = format!("a section for hosts has no colon; write [{HOST}.\"{host}\"]");
                 return Err((line(hosts.span().start), reason));
             }
+            // It would match no host. Commas in brackets are part of one list.
+            let mut depth = 0_usize;
+            let is_between = |letter: char| {
+                match letter {
+                    '[' => depth += 1,
+                    ']' => depth = depth.saturating_sub(1),
+                    _ => {}
+                }
+                letter.is_whitespace() || letter == ',' && depth == 0
+            };
+            if hosts.get_ref().is_empty() || hosts.get_ref().contains(is_between) {
+                let reason =
+                    format!("a section has one pattern of hosts, such as [{HOST}.\"gpu[1-4]\"]; write one for each");
+                return Err((line(hosts.span().start), reason));
+            }
             add(Some(hosts.get_ref()), section)?;
         }
     }
@@ -244,6 +260,10 @@ mod tests {
             ("\n[hosts.a]\nlanes = 1\n", 2, "[host.\"PATTERN\"]"),
             ("host = 1\n", 1, "must be a section"),
             ("[host.\"u@h\"]\nlanes = 1\n", 1, "write [host.\"h\"]"),
+            ("\n[host.\"nas,backup\"]\nlanes = 1\n", 2, "a section has one pattern of hosts"),
+            ("[host.\"nas backup\"]\nlanes = 1\n", 1, "a section has one pattern of hosts"),
+            ("[host.\"n[1,2],m\"]\nlanes = 1\n", 1, "a section has one pattern of hosts"),
+            ("[host.\"\"]\nlanes = 1\n", 1, "a section has one pattern of hosts"),
             ("[host]\n\nlanes = 1\n", 3, "section"),
             ("x = 1979-05-27\n", 1, "date"),
             ("x = [[1]]\n", 1, "list"),
@@ -251,8 +271,9 @@ mod tests {
         ] {
             let (at, reason) = parse(text).expect_err(text);
             assert!(at == line && reason.contains(part) && !reason.contains('\n'), "{text:?}: {at}: {reason}");
-            assert_eq!(reason.contains("pattern of hosts"), text.contains("[host.gpu*]"), "{text:?}: {reason}");
+            assert_eq!(reason.contains("a pattern of hosts"), text.contains("[host.gpu*]"), "{text:?}: {reason}");
         }
+        assert!(parse("[host.'n[1,3-4]m[1,2]']\nlanes = 1\n").is_ok(), "one pattern");
     }
 
     #[test]
@@ -262,7 +283,7 @@ mod tests {
         fs::create_dir(&directory).expect("made");
         let path = directory.join("config.toml");
         let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("a mode");
-        assert_eq!(read(&path), Ok(None));
+        assert_eq!(read(&path, false), Ok(None));
         fs::write(&path, "lanes = 3\n").expect("written");
         for (file, above, typed) in [
             (0o644, 0o755, None),
@@ -275,10 +296,10 @@ mod tests {
             mode(&path, file);
             mode(&directory, above);
             let Some(typed) = typed else {
-                assert!(read(&path).is_ok_and(|entries| entries.is_some()), "{file:o} {above:o}");
+                assert!(read(&path, false).is_ok_and(|entries| entries.is_some()), "{file:o} {above:o}");
                 continue;
             };
-            let line = read(&path).expect_err("refused");
+            let line = read(&path, false).expect_err("refused");
             let (before, command) = line.split_once(", then type: chmod go-w ").expect("what to type");
             assert!(before.contains("; read the file"), "{line}");
             let words = shell_words::split(command).expect("words");
@@ -292,9 +313,28 @@ mod tests {
         mode(&open, 0o777);
         fs::rename(&path, open.join("real")).expect("moved");
         std::os::unix::fs::symlink(open.join("real"), &path).expect("a link");
-        assert!(read(&path).is_err_and(|line| line.contains("others can write to")));
+        assert!(read(&path, false).is_err_and(|line| line.contains("others can write to")));
         fs::remove_file(&path).expect("removed");
-        assert!(read(&directory).is_err_and(|line| line.contains("regular")));
+        assert!(read(&directory, false).is_err_and(|line| line.contains("regular")));
+    }
+
+    /// What the system's administrator has set must not be lost in silence.
+    #[test]
+    fn only_a_home_may_be_out_of_reach() {
+        // Root may look up everything.
+        if rustix::process::geteuid().is_root() {
+            return;
+        }
+        let scratch = tempfile::tempdir().expect("a directory");
+        let mode = |mode| fs::set_permissions(scratch.path(), fs::Permissions::from_mode(mode)).expect("a mode");
+        let path = scratch.path().join("config.toml");
+        fs::write(&path, "lanes = 3\n").expect("written");
+        mode(0);
+        let read = [true, false].map(|is_of_home| read(&path, is_of_home));
+        mode(0o700);
+        let [of_home, of_system] = read;
+        assert_eq!(of_home, Ok(None));
+        assert!(of_system.is_err_and(|line| line.starts_with("cannot read ") && line.contains("ermission denied")));
     }
 
     #[test]

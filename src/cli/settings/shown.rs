@@ -3,6 +3,7 @@
 
 use std::ffi::OsStr;
 use std::fmt::Write;
+use std::io::ErrorKind;
 
 use clap::builder::ArgAction;
 use clap::parser::ValueSource;
@@ -19,7 +20,12 @@ impl Settings {
     pub(in crate::cli) fn shown(&self, command: &mut Command) -> String {
         let mut text = String::new();
         for (path, is_there) in &self.files {
-            let state = if *is_there { "" } else { ", which does not exist" };
+            let is_denied = || path.metadata().is_err_and(|error| error.kind() == ErrorKind::PermissionDenied);
+            let state = match is_there {
+                true => "",
+                false if is_denied() => ", which this user may not look up",
+                false => ", which does not exist",
+            };
             let _ = writeln!(text, "# {}{state}", escaped(path.as_os_str()));
         }
         if self.files.is_empty() {

@@ -1,4 +1,5 @@
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use clap::CommandFactory;
@@ -66,6 +67,10 @@ fn the_stronger_place_decides() {
     assert_eq!(files.words::<CopyArguments>("rdcp --lanes 5 a b"), "rdcp --buffer=8M --fsync --lanes 5 a b");
     // A setting for which a command has no option is meant for other commands.
     assert_eq!(files.words::<SendArguments>("rdsend h 7000"), "rdsend --buffer=8M --lanes=3 h 7000");
+    // A value without a default is cancelled.
+    let files = Files::new("bwlimit = false\nexclude = false\n", "bwlimit = '1M'\nexclude = ['x']\nfsync = true\n");
+    assert_eq!(files.words::<CopyArguments>("rdcp a h:b"), "rdcp --fsync a h:b");
+    assert!(files.shown::<CopyArguments>("rdcp a h:b").contains("\n# bwlimit is not set "));
 }
 
 #[test]
@@ -252,9 +257,20 @@ fn what_means_nothing_for_a_copy_is_left_out() {
     ] {
         assert_eq!(files.words::<CopyArguments>(&format!("rdcp {line}")), format!("rdcp {words} {line}"));
     }
+    let rights = Files::new("chmod = 'F600'\nchown = ':4711'\n", "");
+    assert_eq!(rights.words::<CopyArguments>("rdcp a h:b"), "rdcp --chmod=F600 --chown=:4711 a h:b");
+    assert_eq!(rights.words::<CopyArguments>("rdcp - h:b"), "rdcp - h:b");
     let quiet = Files::new("quiet = true\n", "");
     for (line, words) in [("a b", "--quiet a b"), ("-v a b", "-v a b"), ("a --progress b", "a --progress b")] {
         assert_eq!(quiet.words::<CopyArguments>(&format!("rdcp {line}")), format!("rdcp {words}"));
+    }
+    for (text, line, ignored) in [
+        ("verbose = 2\n", "rdcp -q a b", ":1, ignored: --quiet is given or set"),
+        ("progress = true\nquiet = true\n", "rdcp a b", ":1, ignored: --quiet is given or set"),
+        ("quiet = true\nprogress = true\n", "rdcp a b", ":1, ignored: --progress is given or set"),
+    ] {
+        let shown = Files::new(text, "").shown::<CopyArguments>(line);
+        assert!(shown.lines().any(|line| line.ends_with(ignored)), "{text}: {shown}");
     }
     let typed = files.words::<CopyArguments>("rdcp --bwlimit 1M a b");
     assert_eq!(typed, "rdcp --itemize-changes --sync --fsync --bwlimit 1M a b");
@@ -279,6 +295,7 @@ fn what_is_wrong_is_one_line_with_its_place() {
         ("[host.x]\nlanes = 99\n", ":2: --lanes 99: give 1 to 16"),
         ("transport = 'pigeon'\n", ":1: --transport pigeon: expected one of auto, rdma, prefer-rdma, tcp"),
         ("buffer = true\n", ":1: buffer takes a value, in quotes unless it is a number"),
+        ("encrypt = false\n", ":1: encrypt takes a value, in quotes unless it is a number"),
         ("quiet = 'yes'\n", ":1: quiet must be true or false"),
         ("lanes = [1, 2]\n", ":1: lanes does not take a list"),
         ("[host.'a[1']\nlanes = 1\n", ":2: a[1: a bracket is not closed"),
@@ -344,6 +361,21 @@ fn no_file_is_no_setting_unless_it_is_named() {
     };
     assert!(settings(false).is_ok_and(|settings| settings.words == ["rdcp"]));
     assert!(settings(true).is_err_and(|failure| failure.message.is_some_and(|line| line.contains("does not exist"))));
+}
+
+/// The home of another user concerns that user alone.
+#[test]
+fn a_home_out_of_reach_is_no_setting_and_is_shown_as_such() {
+    // Root may look up everything.
+    if rustix::process::geteuid().is_root() {
+        return;
+    }
+    let files = Files::new("lanes = 3\n", "");
+    let mode = |mode| fs::set_permissions(files.0.path(), fs::Permissions::from_mode(mode)).expect("a mode");
+    mode(0);
+    let shown = files.shown::<CopyArguments>("rdcp a b");
+    mode(0o700);
+    assert!(shown.contains("user, which this user may not look up\n") && !shown.contains("lanes = 3"), "{shown}");
 }
 
 /// As with rsync's `--no-x`.

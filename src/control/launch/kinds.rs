@@ -10,7 +10,7 @@ const SSH_ALIVE: [&str; 4] = ["-o", "ServerAliveInterval=15", "-o", "ServerAlive
 
 /// Override settings of the user's configuration that are meant for logins, and would spoil an agent's messages or its
 /// start. scp does the same, except that RemoteCommand is missing here: an ssh before 7.6 would not start with that.
-const SSH_BARE: [&str; 2] = ["-o", "RequestTTY=no"];
+const SSH_BARE: [&str; 4] = ["-o", "RequestTTY=no", "-o", "PermitLocalCommand=no"];
 const SSH_NO_FORWARDS: [&str; 2] = ["-o", "ClearAllForwardings=yes"];
 
 /// Beginnings of the user's words that request a forwarding: these options of ssh, and the names of those given with
@@ -35,6 +35,14 @@ const SSH_KEY_REFUSED: &str = "Host key verification failed";
 const SSH_KEY_REASON: &str = "you have requested strict checking";
 const SSH_OLD_KEY: &str = "Offending ";
 
+/// Messages of ssh if a connection is closed before the handshake, and those of [`SSH_CAUSES`] that only say so again.
+const SSH_UNHEARD: [&str; 2] = ["kex_exchange_identification: ", "ssh_exchange_identification: "];
+const SSH_CLOSED: [&str; 2] = ["Connection closed by ", "Connection reset by "];
+
+/// Words by which another program, such as a ProxyCommand, says that it has not reached a host.
+const UNREACHED: [&str; 7] =
+    ["refused", "o route to host", "timed out", "unreachable", "not found", "not known", "resol"];
+
 /// Messages of ssh that explain nothing: those that follow when the command that was to connect it has failed and has
 /// given its reason, and those about what ssh has done before.
 const SSH_FOLLOWS: [&str; 8] = [
@@ -51,8 +59,9 @@ const SSH_FOLLOWS: [&str; 8] = [
 /// The template for a task of Slurm on one node. `--overlap`: runs beside other tasks of the allocation, which have all
 /// of its processors. `--unbuffered`: otherwise the daemon at the other end keeps incomplete lines. `--mpi=none` and
 /// `--cpu-bind=none`: the agent is not part of the job's own work, and may use everything that the job has on the node.
+/// `--gres=none`: it needs none of the job's GPUs, and one node may not have as many as the whole job.
 /// `--chdir`: the agent changes to the home directory itself, and the current directory may be missing there.
-pub(super) const SRUN: [&str; 14] = [
+pub(super) const SRUN: [&str; 15] = [
     "srun",
     "--nodes=1",
     "--ntasks=1",
@@ -61,12 +70,28 @@ pub(super) const SRUN: [&str; 14] = [
     "--quiet",
     "--mpi=none",
     "--cpu-bind=none",
+    "--gres=none",
     "--chdir=/",
     "--nodelist",
     "%h",
     "sh",
     "-c",
     "%c",
+];
+
+/// Variables that srun takes for options of its own, but that describe the job, or what a person wants to see of it.
+pub(super) const SRUN_NOT_OURS: [&str; 11] = [
+    "SLURM_GPUS",
+    "SLURM_GPUS_PER_NODE",
+    "SLURM_GPUS_PER_TASK",
+    "SLURM_GPUS_PER_SOCKET",
+    "SLURM_NTASKS_PER_GPU",
+    "SLURM_CPUS_PER_GPU",
+    "SLURM_MEM_PER_GPU",
+    "SLURM_GRES",
+    "SLURM_TRES_PER_TASK",
+    "SLURM_DEBUG",
+    "SLURM_LABELIO",
 ];
 
 /// Messages of srun about a task that has ended, and about missing support for binding processors.
@@ -117,7 +142,7 @@ impl Launcher {
     /// Returns the complete command line on this host that runs `command` on `host`.
     pub(super) fn words(&self, host: &OsStr, command: &OsStr) -> Vec<OsString> {
         let Kind::Shell { options, is_bare } = &self.kind else {
-            return self.words.iter().map(|word| filled(word, host, command)).collect();
+            return self.words.iter().map(|word| filled(word, host, command).expect("it was checked")).collect();
         };
         let mut words = [&self.words[..], options].concat();
         let forwards = words.iter().skip(1).any(|word| is_forward(word));
@@ -186,6 +211,18 @@ impl Launcher {
         })
     }
 
+    /// Reports whether, by all the output available, a server or a jump host has closed ssh's connection before the
+    /// handshake, without any other cause. It may have too many logins at once, as sshd's MaxStartups allows.
+    pub(super) fn is_turned_away(&self, text: &str) -> bool {
+        let begins = |line: &str, with: &[&str]| with.iter().any(|beginning| line.starts_with(beginning));
+        let lines = || text.lines().map(str::trim);
+        let has_cause = |line: &str| match self.explains(line) {
+            Some(explains) => explains == Explains::Cause && !begins(line, &SSH_CLOSED),
+            None => UNREACHED.iter().any(|words| line.contains(words)),
+        };
+        self.is_ssh() && lines().any(|line| begins(line, &SSH_UNHEARD)) && !lines().any(has_cause)
+    }
+
     /// Returns what a line of the launcher's own explains; `None` if the line is not known.
     pub(super) fn explains(&self, line: &str) -> Option<Explains> {
         let begins = |beginnings: &[&str]| beginnings.iter().any(|beginning| line.starts_with(beginning));
@@ -213,48 +250,37 @@ fn is_forward(word: &OsStr) -> bool {
 
 /// Checks a template, and splits it into words.
 pub(super) fn template_words(template: &OsStr) -> Result<Vec<OsString>, String> {
+    const OTHER: &str = "has a % that is not part of %h (the host), %c (the command to run there) or %%";
     let mut words = words_of(template)?;
-    let mut has_host = false;
-    let mut has_command = false;
-    for word in &words {
-        let bytes = word.as_bytes();
-        let mut at = 0;
-        while let Some(next) = bytes[at..].iter().position(|&byte| byte == b'%') {
-            at += next + 2;
-            match bytes.get(at - 1) {
-                Some(b'h') => has_host = true,
-                Some(b'c') => has_command = true,
-                Some(b'%') => {}
-                _ => {
-                    return Err(
-                        "has a % that is not part of %h (the host), %c (the command to run there) or %%".to_owned()
-                    );
-                }
-            }
-        }
-    }
-    if !has_host {
+    let with = |host: &str, command: &str| {
+        let all = words.iter().map(|word| filled(word, host.as_ref(), command.as_ref()));
+        all.collect::<Option<Vec<_>>>().ok_or(OTHER)
+    };
+    let bare = with("", "")?;
+    if bare == with("h", "")? {
         return Err("names no host; give ssh, slurm, or a command in which %h stands for the host".to_owned());
     }
-    if !has_command {
+    if bare == with("", "c")? {
         words.push("%c".into());
     }
     Ok(words)
 }
 
-/// Puts the host and the command into a word of a template.
-fn filled(word: &OsStr, host: &OsStr, command: &OsStr) -> OsString {
-    let (mut text, mut is_special) = (Vec::new(), false);
-    for &byte in word.as_bytes() {
-        match (is_special, byte) {
-            (true, b'h') => text.extend(host.as_bytes()),
-            (true, b'c') => text.extend(command.as_bytes()),
-            (false, b'%') => {}
+/// Puts the host and the command into a word of a template. `None` if the word has another %.
+fn filled(word: &OsStr, host: &OsStr, command: &OsStr) -> Option<OsString> {
+    let (mut text, mut bytes) = (Vec::new(), word.as_bytes().iter());
+    while let Some(&byte) = bytes.next() {
+        match byte {
+            b'%' => match bytes.next()? {
+                b'h' => text.extend(host.as_bytes()),
+                b'c' => text.extend(command.as_bytes()),
+                b'%' => text.push(b'%'),
+                _ => return None,
+            },
             _ => text.push(byte),
         }
-        is_special = !is_special && byte == b'%';
     }
-    OsString::from_vec(text)
+    Some(OsString::from_vec(text))
 }
 
 #[cfg(test)]
@@ -278,7 +304,7 @@ mod tests {
             words.join(OsStr::new(" ")).into_string().expect("text")
         };
         let alive = "-o ServerAliveInterval=15 -o ServerAliveCountMax=3";
-        let bare = format!("{alive} -o RequestTTY=no");
+        let bare = format!("{alive} -o RequestTTY=no -o PermitLocalCommand=no");
         let none = "-o ClearAllForwardings=yes";
         // The additions come after the user's options.
         assert_eq!(
@@ -356,6 +382,27 @@ mod tests {
             )
         );
         assert!(!slurm.is_noise("sh: 1: Exited with exit code: not found"));
+    }
+
+    #[test]
+    fn a_login_that_is_turned_away_has_no_other_cause() {
+        const CUT: &str = "kex_exchange_identification: Connection closed by remote host\r\n";
+        let ssh = Launcher::new(OsStr::new("ssh"), Vec::new()).expect("words");
+        for (text, expected) in [
+            (CUT.to_owned(), true),
+            (format!("{CUT}Connection closed by 10.0.0.1 port 22\r\n"), true),
+            (format!("banner\r\n{CUT}Connection closed by UNKNOWN port 65535\r\n"), true),
+            ("kex_exchange_identification: read: Connection reset by peer\r\n".to_owned(), true),
+            (format!("ssh: connect to host gate port 22: Connection refused\r\n{CUT}"), false),
+            (format!("me@gate: Permission denied (publickey).\r\n{CUT}"), false),
+            (format!("channel 0: open failed: connect failed: refused\r\nstdio forwarding failed\r\n{CUT}"), false),
+            (format!("nc: connect to h1 port 22 (tcp) failed: No route to host\n{CUT}"), false),
+            (format!("nc: getaddrinfo for host \"h1\" port 22: Name or service not known\n{CUT}"), false),
+            ("Connection closed by 10.0.0.1 port 22\r\n".to_owned(), false),
+        ] {
+            assert_eq!(ssh.is_turned_away(&text), expected, "{text}");
+        }
+        assert!(!Launcher::new(OsStr::new("rsh"), Vec::new()).expect("words").is_turned_away(CUT));
     }
 
     #[test]

@@ -23,6 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
+use minicbor::{Decode, Encode};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags, fstat};
 use rustix::io::Errno;
@@ -30,13 +31,13 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, recv, send, shutdown, socketpair,
 };
 use rustix::process::{
-    DumpableBehavior, Pid, PidfdFlags, Signal, WaitOptions, getpgrp, getpid, kill_process, kill_process_group,
-    pidfd_open, pidfd_send_signal, set_child_subreaper, set_dumpable_behavior, wait,
+    DumpableBehavior, Pid, PidfdFlags, Resource, Signal, WaitOptions, getpgrp, getpid, kill_process,
+    kill_process_group, pidfd_open, pidfd_send_signal, prlimit, set_child_subreaper, set_dumpable_behavior, wait,
 };
 
 use super::descriptors;
 use crate::control::launch::carries_others;
-use crate::fs::{Identity, identity};
+use crate::fs::{Identity, OPEN_FILES, identity};
 use crate::signals;
 
 /// Argument that makes the program run as a guard.
@@ -60,23 +61,29 @@ pub const LINGER_MAX: Duration = Duration::from_secs(2);
 const WORDS_BYTES_MAX: usize = 208 << 10;
 
 /// How a command ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum End {
     /// Exited by itself, with this code.
-    Exited(u8),
+    #[n(0)]
+    Exited(#[n(0)] u8),
     /// Killed by this signal.
-    Killed(u8),
+    #[n(1)]
+    Killed(#[n(0)] u8),
 }
 
-/// A guard's message to its keeper.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A guard's message to its keeper. Both run the same program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 enum Answer {
+    #[n(0)]
     Started,
-    /// The command cannot be run.
-    Failed(Errno),
-    Ended(End),
+    /// The command cannot be run, for the reason with this number.
+    #[n(1)]
+    Failed(#[n(0)] i32),
+    #[n(2)]
+    Ended(#[n(0)] End),
     /// Whether a remaining process still reads what the command has given it.
-    Feeds(bool),
+    #[n(3)]
+    Feeds(#[n(0)] bool),
 }
 
 /// Sent by a keeper in place of a signal's number, to ask for [`Answer::Feeds`].
@@ -84,32 +91,6 @@ const QUESTION: i32 = 0;
 
 /// Sent by a keeper in place of a signal's number: the input is whole, and may end.
 const WHOLE: i32 = -1;
-
-impl Answer {
-    fn encode(self) -> [u8; 5] {
-        let (kind, value) = match self {
-            Self::Started => (b's', 0),
-            Self::Failed(error) => (b'f', error.raw_os_error()),
-            Self::Ended(End::Exited(code)) => (b'e', code.into()),
-            Self::Ended(End::Killed(signal)) => (b'k', signal.into()),
-            Self::Feeds(feeds) => (b'w', feeds.into()),
-        };
-        let [a, b, c, d] = value.to_le_bytes();
-        [kind, a, b, c, d]
-    }
-
-    fn decode([kind, value @ ..]: [u8; 5]) -> Option<Self> {
-        let value = i32::from_le_bytes(value);
-        Some(match kind {
-            b's' => Self::Started,
-            b'f' => Self::Failed(Errno::from_raw_os_error(value)),
-            b'e' => Self::Ended(End::Exited(value.try_into().ok()?)),
-            b'k' => Self::Ended(End::Killed(value.try_into().ok()?)),
-            b'w' => Self::Feeds(value != 0),
-            _ => return None,
-        })
-    }
-}
 
 /// What a guard runs.
 #[derive(Debug)]
@@ -147,7 +128,12 @@ pub struct Running {
 fn spawn(word: &str, stdin: Stdio) -> std::io::Result<Child> {
     let mut command = Command::new(super::own_program()?);
     command.arg(WORD).arg(word).process_group(0);
-    command.stdin(stdin).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
+    let child = command.stdin(stdin).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+    // The guard has not been told yet what to run. A program may take long, or fail, where it may open a million files.
+    if let Some(&limits) = OPEN_FILES.get() {
+        let _ = prlimit(Some(Pid::from_child(&child)), Resource::Nofile, limits);
+    }
+    Ok(child)
 }
 
 impl Guard {
@@ -174,7 +160,7 @@ impl Guard {
         drop(launch);
         match running.hear() {
             Some(Answer::Started) => Ok(Ok((guard, running))),
-            Some(Answer::Failed(error)) => Ok(Err(error)),
+            Some(Answer::Failed(error)) => Ok(Err(Errno::from_raw_os_error(error))),
             _ => Err(std::io::Error::other("the guard process exited")),
         }
     }
@@ -217,7 +203,8 @@ impl Running {
 
     fn hear(&self) -> Option<Answer> {
         let every = Timespec::try_from(WAKE_EVERY).ok();
-        let mut message = [0; 5];
+        // Longer than any answer.
+        let mut message = [0; 16];
         loop {
             match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], every.as_ref()) {
                 Ok(0) => {
@@ -229,8 +216,8 @@ impl Running {
             }
             match recv(&self.socket, &mut message[..], RecvFlags::empty()) {
                 Err(Errno::INTR) => {}
-                Ok((5, _)) => return Answer::decode(message),
-                _ => return None,
+                Ok((count, _)) => return minicbor::decode(&message[..count]).ok(),
+                Err(_) => return None,
             }
         }
     }
@@ -414,8 +401,9 @@ fn reap(command: Pid, ended_well: &AtomicBool, gone: Sender<()>) {
 }
 
 fn tell(answer: Answer) {
+    let message = minicbor::to_vec(answer).expect("a vector takes everything");
     // A keeper that has gone does not need the answer.
-    let _ = send(std::io::stdin(), &answer.encode(), SendFlags::NOSIGNAL);
+    let _ = send(std::io::stdin(), &message, SendFlags::NOSIGNAL);
 }
 
 /// Runs the guard's process. `arguments` are those behind [`WORD`].
@@ -455,7 +443,10 @@ fn guard(group: &OsStr) {
     let _ = set_child_subreaper(Some(getpid()));
     let child = match command.spawn() {
         Ok(child) => Pid::from_child(&child),
-        Err(error) => return tell(Answer::Failed(Errno::from_io_error(&error).unwrap_or(Errno::INVAL))),
+        Err(error) => {
+            let errno = Errno::from_io_error(&error).unwrap_or(Errno::INVAL);
+            return tell(Answer::Failed(errno.raw_os_error()));
+        }
     };
     drop(command);
     tell(Answer::Started);

@@ -2,9 +2,11 @@ use std::num::NonZeroUsize;
 
 use rd_proto::record::{Accept, PayloadSecret};
 use rd_proto::tree::{Metadata, RESUME_BYTES_MIN, Record};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::*;
 use crate::fs::sink::Tee;
+use crate::fs::source::Source;
 use crate::options::TreeOptions;
 use crate::transport::Pool;
 use crate::tree::Root;
@@ -42,6 +44,21 @@ fn a_chunk_is_encrypted_while_all_workers_wait() {
     assert!(header.sealed);
     let Some(Parts::Tree(source)) = &shared.source else { unreachable!("made so") };
     source.cancel();
+}
+
+/// On a slow line parts are shorter, but a message that does not fit would lose its end.
+#[test]
+fn a_message_has_the_whole_buffer() {
+    let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+    let (ours, theirs) = pair.expect("sockets");
+    assert_eq!(rustix::io::write(&ours, &[7; 600]), Ok(600));
+    let Ok(Source::Stream(stream)) = Source::new(theirs.into(), "socket".as_ref(), CHUNK) else { panic!("a stream") };
+    let keys = PayloadKeys::new(PayloadSecret::from_bytes([7; 32]), Accept::Checksummed);
+    let shared = Arc::new(Shared::new(keys, Compress::Off, Pace::new(None)));
+    shared.part_bytes.store(100, Ordering::Relaxed);
+    let (_pool, buffers) = Pool::new(1, NonZeroUsize::new(CHUNK).expect("some")).expect("a pool");
+    let filled = reading(Feed::Stream(stream), shared)(buffers.into_iter().next().expect("one"), false);
+    assert!(matches!(filled, Some(Event::Filled(_, Part { length: 600, .. }))));
 }
 
 /// Data behind a failed write would be in the wrong place, and would be passed on as if nothing were missing.

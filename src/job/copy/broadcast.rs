@@ -90,6 +90,8 @@ struct Run {
     targets: Vec<Target>,
     /// Targets of nodes 1 and above.
     nodes: Vec<usize>,
+    /// Targets as they are shown, in the order in which they began to count: see [`joining::update_rows`].
+    rows: Vec<usize>,
     /// How many of them take part in the stream. The others have joined.
     streaming: usize,
     chain: Chain,
@@ -143,6 +145,7 @@ impl Copy<'_> {
             chain: Chain::of_copies(targets.len()),
             targets,
             nodes: Vec::new(),
+            rows: Vec::new(),
             streaming: 0,
             has_begun: false,
             told_joiners: Instant::now(),
@@ -482,14 +485,15 @@ impl Copy<'_> {
         self.say(&format!("interrupted; {done} of {all} hosts are complete{kept}"));
     }
 
-    fn show_hosts(&mut self, run: &Run) {
-        let counted: Vec<usize> = (0..run.targets.len()).filter(|&at| run.counts(at)).collect();
-        let place = |at: usize| counted.binary_search(&at).ok();
+    fn show_hosts(&mut self, run: &mut Run) {
+        let counting: Vec<usize> = (0..run.targets.len()).filter(|&at| run.counts(at)).collect();
+        joining::update_rows(&mut run.rows, &run.targets, &counting);
+        let place = |at: usize| run.rows.iter().position(|&row| row == at);
         let shown = |&at: &usize| {
             let shown = run.shown(at);
             HostShown { before: shown.before.and_then(place), ..shown }
         };
-        let shown: Vec<HostShown> = counted.iter().map(shown).collect();
+        let shown: Vec<HostShown> = run.rows.iter().map(shown).collect();
         self.observer.show_hosts(&shown, run.source_state.received, run.source_state.has_all, run.began.elapsed());
     }
 

@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use rd_proto::control::IoFact;
 
@@ -131,7 +131,7 @@ impl Copy<'_> {
 
     /// Completes the manifest of a copy that has succeeded. Returns why that, or the copy, has failed.
     pub(super) fn end_manifest(&mut self, manifest: Option<&Manifest>, failure: Option<Failure>) -> Option<Failure> {
-        let Some(writer) = manifest.and_then(|manifest| manifest.writer().take()) else { return failure };
+        let Some(writer) = manifest.and_then(|manifest| crate::locked(&manifest.writer).take()) else { return failure };
         if let Some(failure) = failure {
             if failure.exit == Exit::Partial {
                 let files: Vec<_> = self.plan.manifests.iter().map(|file| escaped(file.path.as_os_str())).collect();
@@ -151,9 +151,13 @@ impl Copy<'_> {
             }
             Ok(_) => None,
             Err(fact) => {
-                let mut failure = unwritable(&fact);
-                if let Some(line) = failure.message.as_mut().filter(|_| self.plan.tree.remove_source_files) {
+                let (mut failure, tree) = (unwritable(&fact), &self.plan.tree);
+                let line = failure.message.get_or_insert_default();
+                if tree.remove_source_files {
                     *line += "; all files were copied and removed from SRC";
+                }
+                if tree.generations.snapshot.is_some() {
+                    *line += "; the generation is complete without it, so choose another NAME to run this again";
                 }
                 Some(failure)
             }
@@ -162,10 +166,6 @@ impl Copy<'_> {
 }
 
 impl Manifest {
-    fn writer(&self) -> MutexGuard<'_, Option<Writer>> {
-        self.writer.lock().expect("no panics under it")
-    }
-
     /// Adds an entry, whose path begins at the destination's directory.
     ///
     /// # Errors
@@ -179,7 +179,7 @@ impl Manifest {
             };
             entry.path = below.strip_prefix(b"/").unwrap_or_default().to_vec();
         }
-        let mut writer = self.writer();
+        let mut writer = crate::locked(&self.writer);
         writer.as_mut().map_or(Ok(()), |writer| writer.push(&entry).map_err(|fact| unwritable(&fact)))
     }
 }

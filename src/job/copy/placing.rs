@@ -8,7 +8,7 @@ use minicbor::bytes::ByteVec;
 
 use rd_proto::tree::PATH_BYTES_MAX;
 
-use super::{ANSWER_MAX, BATCH_BYTES_MAX, Copy, HERE, message_bytes};
+use super::{ANSWER_MAX, BATCH_BYTES_MAX, Copy, HERE, SEARCH_MAX, message_bytes};
 use crate::agent::place::{SAME_FILE, target};
 use crate::control::frames::{Fault, Found, Kind, Message, Place, Placed};
 use crate::control::names;
@@ -78,10 +78,12 @@ impl Copy<'_> {
             let before = all.len();
             let mut unanswered = asked.len();
             let (names_max, missing_before) = (asked.len().saturating_mul(names::MATCHES_MAX), self.left_out);
+            let is_search = asked.iter().any(|path| names::is_pattern(path));
+            let within = if is_search { SEARCH_MAX } else { ANSWER_MAX };
             loop {
                 // The host reports what it finds while it searches. So each part of the answer renews the time for the
                 // next part, if the part names something.
-                match self.job.answer(side, ANSWER_MAX)? {
+                match self.job.answer(side, within)? {
                     Message::Found(found) if !found.is_empty() => {
                         self.check_found(side, &asked, &found)?;
                         self.tell_literal(side, &asked, &found);
@@ -496,6 +498,8 @@ impl Copy<'_> {
             (tree.sync, "--sync"),
             (tree.itemize_changes, "--itemize-changes"),
             (tree.manifest, "--manifest"),
+            (!tree.chmod.is_empty(), "--chmod"),
+            (tree.chown.is_some(), "--chown"),
         ];
         let option = asked.into_iter().find(|(is_asked, _)| *is_asked);
         let stream = found.iter().find(|(from, found)| self.is_stream(*from, found, placed));

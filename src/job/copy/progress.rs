@@ -17,15 +17,6 @@ const COUNT_AFTER: Duration = Duration::from_secs(1);
 /// How often `--json` reports progress.
 const EVENT_EVERY: Duration = Duration::from_secs(1);
 
-/// Which end of a session reports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ReportingEnd {
-    Sender,
-    Receiver,
-    /// The only end of a copy within one host.
-    Both,
-}
-
 /// Progress of a copy.
 #[derive(Default)]
 pub(super) struct Progress {
@@ -83,13 +74,13 @@ impl Progress {
         (self.done, self.found, self.kept_bytes, self.payload_bytes) = Default::default();
     }
 
-    /// Records what one end reports about trees.
-    pub(super) fn hear(&mut self, end: ReportingEnd, tree: TreeProgress) {
-        if end != ReportingEnd::Receiver {
+    /// Records what one end reports about trees. `ends`: both, if it is the only end of a copy within one host.
+    pub(super) fn hear(&mut self, ends: &[Side], tree: TreeProgress) {
+        if ends.contains(&Side::From) {
             (self.found, self.has_found_all, self.kept_bytes) = (tree.found, tree.has_found_all, tree.kept_bytes);
             self.may_send_more = tree.may_send_more;
         }
-        if end != ReportingEnd::Sender {
+        if ends.contains(&Side::To) {
             self.done = tree.done;
             if !tree.name.is_empty() {
                 self.name = tree.name;
@@ -197,13 +188,10 @@ impl Copy<'_> {
         tree: Option<TreeProgress>,
     ) {
         self.observer.measured(&self.job.hops[hop], side, bytes, waits);
-        let end = match (self.job.hops[hop].sides(), side) {
-            ([_], _) => ReportingEnd::Both,
-            (_, Side::From) => ReportingEnd::Sender,
-            (_, Side::To) => ReportingEnd::Receiver,
-        };
         if let Some(tree) = tree {
-            self.progress.hear(end, tree);
+            let is_within = self.job.hops[hop].sides().len() == 1;
+            let ends = if is_within { &[Side::From, Side::To][..] } else { std::slice::from_ref(&side) };
+            self.progress.hear(ends, tree);
         }
         if side != self.told_by {
             return;
@@ -242,14 +230,11 @@ mod tests {
         let mut progress = Progress::new(false);
         progress.begin(true, false, Waits::default());
         assert_eq!(progress.all(), (amount(0, 0, 0), None, false));
-        progress.hear(
-            ReportingEnd::Sender,
-            TreeProgress { done: amount(99, 0, 0), kept_bytes: 5, ..found(11, 100, false) },
-        );
-        progress.hear(ReportingEnd::Receiver, TreeProgress { found: amount(99, 0, 0), ..done(4, 30) });
+        progress.hear(&[Side::From], TreeProgress { done: amount(99, 0, 0), kept_bytes: 5, ..found(11, 100, false) });
+        progress.hear(&[Side::To], TreeProgress { found: amount(99, 0, 0), ..done(4, 30) });
         assert_eq!(progress.all(), (amount(4, 1, 35), Some(amount(11, 1, 100)), false));
         assert_eq!((progress.shown().files, progress.shown().name), (Some(3), b"n".to_vec()));
-        progress.hear(ReportingEnd::Sender, found(12, 200, true));
+        progress.hear(&[Side::From], found(12, 200, true));
         assert!(progress.all().2);
     }
 
@@ -257,11 +242,11 @@ mod tests {
     fn sessions_add_up_and_what_is_left_for_others_is_not_known() {
         let mut progress = Progress::new(false);
         progress.begin(true, true, Waits::default());
-        progress.hear(ReportingEnd::Both, TreeProgress { done: amount(3, 0, 10), ..found(3, 10, true) });
+        progress.hear(&[Side::From, Side::To], TreeProgress { done: amount(3, 0, 10), ..found(3, 10, true) });
         assert!(!progress.all().2, "there are more sources");
         progress.end();
         progress.begin(true, false, Waits::default());
-        progress.hear(ReportingEnd::Both, found(2, 7, true));
+        progress.hear(&[Side::From, Side::To], found(2, 7, true));
         assert_eq!(progress.all(), (amount(3, 0, 10), Some(amount(5, 1, 17)), true));
     }
 
@@ -270,7 +255,7 @@ mod tests {
         let mut progress = Progress::new(false);
         progress.expect(Some(amount(1, 0, 100)));
         progress.begin(true, false, Waits::default());
-        progress.hear(ReportingEnd::Receiver, done(0, 50));
+        progress.hear(&[Side::To], done(0, 50));
         assert!(!progress.is_count_due());
         let event = progress.event();
         assert_eq!((event.bytes_total, event.totals_final), (Some(100), true));
@@ -291,7 +276,7 @@ mod tests {
         for number in [u64::MAX, 0, u64::MAX] {
             let done = amount(number, u64::MAX - number, number);
             let all = TreeProgress { done, kept_bytes: number, ..found(number, number, true) };
-            progress.hear(ReportingEnd::Both, all);
+            progress.hear(&[Side::From, Side::To], all);
             progress.hear_payload(number, Waits::default());
             progress.end();
             progress.begin(true, false, Waits::default());

@@ -108,7 +108,7 @@ impl Many {
 
     fn fail(&mut self, number: usize, failure: Failure) {
         let Some(at) = self.numbers.iter().position(|known| *known == number) else { return };
-        let lacks_agent = self.examiner.job.remote(number).is_some_and(|remote| remote.lacks_agent());
+        let lacks_agent = self.examiner.job.remote(number).is_some_and(|remote| remote.lacks_agent);
         if self.found[at].is_ok() {
             self.found[at] = Err(NoWay { failure, lacks_agent });
         }
@@ -188,7 +188,7 @@ impl Many {
             };
             let job = self.job();
             let agent_micros =
-                job.remote(number).map_or(Duration::ZERO, |remote| remote.answered_after()).as_micros() as u64;
+                job.remote(number).map_or(Duration::ZERO, |remote| remote.answered_after).as_micros() as u64;
             let is_one_machine = job.is_one_kernel(HERE, number);
             self.found[at] =
                 Ok(Path { here: here.clone(), there: facts, is_one_machine, agent_micros, ..Path::default() });

@@ -325,7 +325,7 @@ impl Request {
                 is_slow = true;
                 self.remark("copying", ", once")?;
             }
-            *heard.lock().expect("no panic with it locked") = Instant::now();
+            *crate::locked(heard) = Instant::now();
         }
         Ok(())
     }

@@ -4,10 +4,11 @@
 use std::time::{Duration, Instant};
 
 use super::{END_MAX, Pipeline, REST_MAX, grammar, quoted};
-use crate::control::frames::{Fault, Message};
+use crate::control::frames::{BroadcastRole, Fault, Message};
 use crate::fault::{Exit, Failure};
+use crate::job::HERE;
 use crate::job::arrivals::some_failed;
-use crate::job::copy::broadcast::branches::{Branches, Feed, Lag, Standing};
+use crate::job::copy::broadcast::branches::{Branches, Lag, Standing};
 use crate::job::event::{self, Event};
 use crate::job::failures::line_of;
 use crate::job::progress::Streamed;
@@ -59,13 +60,14 @@ impl Pipeline<'_> {
         stages.peek().is_some() && stages.all(|(number, _)| self.is_branch(number))
     }
 
-    /// Begins the chain. The hosts have been told of their stages.
-    pub(super) fn begin_branches(&mut self, feed: grammar::Feed) {
+    /// Begins the chain. The hosts have been told of their stages. `feed`: the stage whose output is the stream; `None`
+    /// for standard input.
+    pub(super) fn begin_branches(&mut self, feed: Option<usize>) {
         let plan = self.plan;
         let Some(Branching { first, drops_slow, stall, disk_bytes, .. }) = plan.branching else { return };
-        let feed = match feed {
-            grammar::Feed::Standard => Feed::Standard,
-            grammar::Feed::Stage(stage) => Feed::Stage { host: self.stages[stage].host, stage },
+        let source = match feed {
+            None => (HERE, BroadcastRole::SourceStandard),
+            Some(stage) => (self.stages[stage].host, BroadcastRole::SourceStage { stage: stage as u32 }),
         };
         let branches = self.stages.iter().enumerate().skip(first).filter(|(_, stage)| stage.failure.is_none());
         let branches: Vec<(usize, usize)> = branches.map(|(number, stage)| (stage.host, number)).collect();
@@ -75,7 +77,8 @@ impl Pipeline<'_> {
             return;
         }
         let lag = if drops_slow { Lag::Dropped } else { Lag::Held };
-        self.branches = Some(Branches::begin(&mut self.job, feed, &branches, (lag, stall, disk_bytes), plan.transfer));
+        self.branches =
+            Some(Branches::begin(&mut self.job, source, &branches, (lag, stall, disk_bytes), plan.transfer));
     }
 
     /// Does what the chain requires, and ends commands that will not get the whole stream.

@@ -181,23 +181,15 @@ pub(crate) struct Placed {
     pub(crate) output: Output,
 }
 
-/// The origin of a stream to several hosts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Feed {
-    /// The caller's standard input.
-    Standard,
-    /// The output of this stage.
-    Stage(usize),
-}
-
 /// Stages that run together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Part {
     pub(crate) stages: Vec<Placed>,
     /// From stage to stage. `None` stands for the caller's standard input or output.
     pub(crate) hops: Vec<(Option<usize>, Option<usize>)>,
-    /// The input of the last stages if these are the same on several hosts. They are part of no hop.
-    pub(crate) feed: Option<Feed>,
+    /// The input of the last stages if these are the same on several hosts, which are part of no hop: the output of a
+    /// stage, or `None` for the caller's standard input.
+    pub(crate) feed: Option<Option<usize>>,
 }
 
 /// Lays out a pipeline. With `has_input`, the caller has a standard input for the first stage. With `tees`, a stage
@@ -260,7 +252,7 @@ pub(crate) fn lay_out(specs: &[Spec], has_input: bool, tees: bool, branches: Opt
     }
     if branches < specs.len() {
         let part = parts.last_mut().expect("there is one");
-        part.feed = Some(branches.checked_sub(1).map_or(Feed::Standard, Feed::Stage));
+        part.feed = Some(branches.checked_sub(1));
         for (number, spec) in specs.iter().enumerate().skip(branches) {
             let (action, output) = match spec.kind() {
                 Kind::Write => (Action::Write { redirection: spec.text.clone() }, Output::Nothing),

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
 use super::Plan;
-use super::grammar::{Feed, Part, Placed};
+use super::grammar::{Part, Placed};
 use crate::control::frames::Action;
 use crate::fault::escaped;
 use crate::job::event;
@@ -54,10 +54,6 @@ pub(crate) fn planned(plan: &Plan<'_>) -> event::WouldRun {
 /// Returns the hops between several hosts that get one stream: from each host to the next.
 fn chain(plan: &Plan<'_>, part: &Part) -> Vec<(Option<usize>, Option<usize>)> {
     let (Some(feed), Some(branching)) = (part.feed, plan.branching) else { return Vec::new() };
-    let feed = match feed {
-        Feed::Standard => None,
-        Feed::Stage(stage) => Some(stage),
-    };
     let stages: Vec<Option<usize>> =
         std::iter::once(feed).chain((branching.first..plan.specs.len()).map(Some)).collect();
     stages.windows(2).map(|two| (two[0], two[1])).collect()

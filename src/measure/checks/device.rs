@@ -205,8 +205,8 @@ pub(super) fn gids(facts: &Facts) -> Vec<Finding> {
 
 pub(super) fn addresses(facts: &Facts) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let addressed = |port: &Port| facts.interface(&port.interface).filter(|interface| !interface.addresses.is_empty());
-    let any = ports_of(facts).any(|(_, port)| port.is_active() && addressed(port).is_some());
+    let works = !facts.rdma.is_empty();
+    let any = works || ports_of(facts).any(|(_, port)| port.is_active() && facts.addressed(port).is_some());
     let bad = if any { Level::Warning } else { Level::Failure };
     for (device, port) in ports_of(facts).filter(|(_, port)| port.is_active()) {
         // rdma_cm has found an address by itself, although the port does not name its interface.
@@ -216,20 +216,33 @@ pub(super) fn addresses(facts: &Facts) -> Vec<Finding> {
             .filter(|known| known.device == device.name)
             .map(|known| known.address.ip.to_string())
             .collect();
-        let well = |addresses: Vec<String>| {
-            Finding::well("address", "addresses", joined([addresses.join(", "), phrase("on", &port.interface)], " "))
+        let well = |addresses: Vec<String>, interface: &str| {
+            Finding::well("address", "addresses", joined([addresses.join(", "), phrase("on", interface)], " "))
         };
-        let finding = match (addressed(port), facts.interface(&port.interface)) {
-            (Some(known), _) => well(known.addresses.iter().map(|address| address.ip.to_string()).collect()),
-            (None, _) if !by_verbs.is_empty() => well(by_verbs),
+        let finding = match (facts.addressed(port), facts.interface(&port.interface)) {
+            (Some(known), _) => {
+                well(known.addresses.iter().map(|address| address.ip.to_string()).collect(), &known.name)
+            }
+            (None, _) if !by_verbs.is_empty() => well(by_verbs, &port.interface),
+            // A VLAN on the bond may have the address.
+            (None, Some(known)) if works && !known.master.is_empty() => {
+                Finding::well("address", "addresses", format!("{} belongs to {}", known.name, known.master))
+            }
             (None, Some(known)) => Finding { level: bad, ..address_missing(known) },
+            // A container that was given some of its machine's adapters sees the ports of all.
+            (None, None) if works && facts.is_container => continue,
             (None, None) => {
+                let fix = if port.link_layer == "InfiniBand" {
+                    load("ib_ipoib")
+                } else {
+                    Fix::advice("load the adapter's Ethernet driver; if this is a container, give it the interface")
+                };
                 let finding = Finding::failure(
                     "address",
                     "interface-missing",
                     "the port has no network interface",
                     "RDMA connections are made to IP addresses; without an interface the port has none",
-                    load("ib_ipoib"),
+                    fix,
                 );
                 Finding { level: bad, ..finding }
             }
@@ -241,7 +254,14 @@ pub(super) fn addresses(facts: &Facts) -> Vec<Finding> {
 }
 
 fn address_missing(interface: &Interface) -> Finding {
-    let name = &interface.name;
+    let (name, master) = (&interface.name, &interface.master);
+    let why = "RDMA connections are made to IP addresses; without one the port is not used";
+    if !master.is_empty() {
+        // Not a command: packets to an address of a bond's or bridge's port would go to the bond or bridge.
+        let fix = Fix::advice(format!("give {master} an address, or take {name} out of it and give {name} one"));
+        let found = format!("{name} belongs to {master}, and neither has an IP address");
+        return Finding::failure("address", "address-missing", found, why, fix);
+    }
     let up = if interface.is_up { String::new() } else { format!("ip link set dev {name} up && ") };
     let variable: String = name
         .chars()
@@ -251,7 +271,7 @@ fn address_missing(interface: &Interface) -> Finding {
         "address",
         "address-missing",
         format!("{name} has no IP address"),
-        "RDMA connections are made to IP addresses; without one the port is not used",
+        why,
         Fix::command(format!(
             "{up}ip address add \"${{ADDRESS_{variable}:?set it to an address such as 10.0.0.1/24}}\" dev {name}"
         )),
@@ -341,15 +361,19 @@ pub(super) fn iommu(facts: &Facts) -> Vec<Finding> {
     let finding = |device: &Device| {
         // A virtual function passed to a guest is always translated, but not by this kernel.
         let finding = if device.iommu.starts_with("DMA") && !device.is_virtual_function {
+            // The first word is x86's, the second is also ARM's.
             let fix = if is_like(facts, &["fedora", "rhel", "centos", "amzn"]) {
-                Fix::command("grubby --update-kernel=ALL --args=iommu=pt # then restart")
+                Fix::command("grubby --update-kernel=ALL --args='iommu=pt iommu.passthrough=1' # then restart")
             } else if is_like(facts, &["debian", "ubuntu"]) {
                 Fix::command(
-                    "mkdir -p /etc/default/grub.d && printf 'GRUB_CMDLINE_LINUX=\"%s iommu=pt\"\\n' \"\\$GRUB_CMDLINE_LINUX\" \
-                     >/etc/default/grub.d/iommu-pt.cfg && update-grub # then restart",
+                    "mkdir -p /etc/default/grub.d && printf 'GRUB_CMDLINE_LINUX=\"%s iommu=pt iommu.passthrough=1\"\\n' \
+                     \"\\$GRUB_CMDLINE_LINUX\" >/etc/default/grub.d/iommu-pt.cfg && update-grub # then restart",
                 )
             } else {
-                Fix::advice("add iommu=pt to the kernel's command line in the boot loader's settings, then restart")
+                Fix::advice(
+                    "add iommu=pt iommu.passthrough=1 to the kernel's command line in the boot loader's settings, then \
+                     restart",
+                )
             };
             Finding::warning(
                 "iommu",

@@ -4,7 +4,7 @@ use rustix::io::Errno;
 
 use super::{is_like, load};
 use crate::fault::os;
-use crate::measure::facts::{Facts, Interface};
+use crate::measure::facts::{Facts, Interface, Node};
 use crate::measure::finding::{Finding, Fix, Level};
 use crate::measure::words::{gib, joined, link_rate};
 
@@ -83,7 +83,8 @@ pub(super) fn libraries(facts: &Facts) -> Vec<Finding> {
         };
         return vec![Finding::well("rdma", "no-device", "no RDMA device; data goes over TCP"), libraries];
     }
-    if !missing.is_empty() {
+    // Libraries that work are somewhere, if only where the linker was told to look.
+    if !missing.is_empty() && facts.rdma.is_empty() {
         return vec![Finding::failure(
             "libraries",
             "libraries-missing",
@@ -181,8 +182,13 @@ pub(super) fn modules(facts: &Facts) -> Vec<Finding> {
 
 pub(super) fn nodes(facts: &Facts) -> Vec<Finding> {
     let mut findings = Vec::new();
+    // A container that was given some of its machine's adapters sees the names of all.
+    let is_uverbs = |node: &Node| node.name.contains("uverbs");
+    let is_given_some = facts.is_container && facts.nodes.iter().any(|node| is_uverbs(node) && node.errno == 0);
+    let is_left_out = |node: &Node| is_given_some && is_uverbs(node) && node.errno == Errno::NOENT.raw_os_error();
     // Without the module there is no device file either, and the missing module is reported already.
-    let expected = || facts.nodes.iter().filter(|node| facts.has_ucm || !node.name.ends_with("rdma_cm"));
+    let has_module = |node: &Node| facts.has_ucm || !node.name.ends_with("rdma_cm");
+    let expected = || facts.nodes.iter().filter(|node| has_module(node) && !is_left_out(node));
     for node in expected().filter(|node| node.errno != 0) {
         let path = format!("/dev/{}", node.name);
         // Another host may send any number.
@@ -240,12 +246,7 @@ pub(super) fn verbs(facts: &Facts) -> Vec<Finding> {
     let said_already = |findings: Vec<Finding>| findings.iter().any(|finding| finding.level == Level::Failure);
     let is_up = facts.devices.iter().flat_map(|device| &device.ports).any(|port| port.is_active());
     // Without an address, verbs cannot be tried. Another check reports that.
-    let has_address = facts
-        .devices
-        .iter()
-        .flat_map(|device| &device.ports)
-        .filter_map(|port| facts.interface(&port.interface))
-        .any(|interface| !interface.addresses.is_empty());
+    let has_address = facts.devices.iter().flat_map(|device| &device.ports).any(|port| facts.addressed(port).is_some());
     if facts.no_rdma.is_empty()
         || !is_up
         || !has_address

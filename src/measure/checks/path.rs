@@ -7,8 +7,8 @@ use rd_proto::control::ERRNO_MAX;
 
 use super::tcp::tcp;
 use crate::fault::os_number;
-use crate::measure::counters::compare_counters;
-use crate::measure::facts::{Address, Device, Facts, Interface, Pci, RdmaAddress};
+use crate::measure::counters::{Counter, compare_counters};
+use crate::measure::facts::{Address, Facts, Interface, Pci, RdmaAddress};
 use crate::measure::finding::{Finding, Fix, Level, Outcome};
 use crate::measure::probe::Attempt;
 use crate::measure::words::{joined, link_rate, rate_words, time};
@@ -46,9 +46,12 @@ pub fn compare(path: &Path, ports: Option<&RangeInclusive<u16>>) -> Vec<Finding>
 
 fn counters(path: &Path) -> Vec<Finding> {
     let Some([here, there]) = &path.after else { return Vec::new() };
-    let mut findings = compare_counters("there", &path.there.counters, there);
+    let compared = |about, facts: &Facts, after: &[Counter]| {
+        compare_counters(about, !facts.devices.is_empty(), &facts.counters, after)
+    };
+    let mut findings = compared("there", &path.there, there);
     if !path.is_one_machine {
-        findings.extend(compare_counters("here", &path.here.counters, here));
+        findings.extend(compared("here", &path.here, here));
     }
     findings
 }
@@ -138,7 +141,10 @@ fn subnets(path: &Path) -> Vec<Finding> {
         return vec![Finding::well("subnets", "rdma-one-sided", found)];
     }
     let shared = here.iter().any(|ours| there.iter().any(|theirs| ours.address.shares_subnet(&theirs.address)));
-    if here.is_empty() || shared || path.is_one_machine {
+    // A fabric of routers, in which each port has a subnet of its own, needs no shared one.
+    let mut tried = [&path.to_there, &path.to_here].into_iter().flat_map(|tried| attempts(tried.as_ref()));
+    let connects = tried.any(|attempt| attempt.is_rdma && is_connected(&attempt));
+    if here.is_empty() || shared || connects || path.is_one_machine {
         return Vec::new();
     }
     let told = |all: &[RdmaAddress]| {
@@ -179,12 +185,21 @@ fn mtus(path: &Path) -> Vec<Finding> {
     let differ = |ours: &Interface, theirs: &Interface| ours.mtu != theirs.mtu && ours.mtu > 0 && theirs.mtu > 0;
     let finding = |(ours, theirs, _): (&Interface, &Interface, &Address)| {
         let (less, more) = if ours.mtu < theirs.mtu { (ours, theirs) } else { (theirs, ours) };
+        let found = format!("{} here has MTU {}, {} there has {}", ours.name, ours.mtu, theirs.name, theirs.mtu);
+        // TCP and RDMA agree on the smaller one. That is no problem unless the path carries even less.
+        if !matches!(path.speed, Some(Err(_))) {
+            return Finding::well("path mtu", "mtu-differs", format!("{found}: both use the smaller one"));
+        }
         Finding::warning(
             "path mtu",
             "mtu-differs",
-            format!("{} here has MTU {}, {} there has {}", ours.name, ours.mtu, theirs.name, theirs.mtu),
-            "large packets are dropped silently, and connections stall",
-            Fix::advice(format!("ip link set dev {} mtu {} on the host where it is {}", less.name, more.mtu, less.mtu)),
+            found,
+            "if the network between them does not carry the larger packets, these are lost, and connections stall",
+            Fix::advice(format!(
+                "set {} to MTU {} on the host where it is {}; use {} at both only if every switch and tunnel between \
+                 them carries it",
+                more.name, less.mtu, more.mtu, more.mtu
+            )),
         )
     };
     near(path).into_iter().filter(|(ours, theirs, _)| differ(ours, theirs)).map(finding).collect()
@@ -362,7 +377,10 @@ fn bandwidth(path: &Path) -> Vec<Finding> {
                 return vec![Finding::well("bandwidth", "bandwidth", found)];
             }
             let advice = match speed.limiter.as_str() {
-                "cpu" => "the processors are the limit; use --encrypt never, a faster governor, or RDMA",
+                "cpu" => {
+                    "the processors are the limit; use a faster governor, RDMA, or, on a network that you trust, \
+                     --encrypt never"
+                }
                 "wire" | "credits" => {
                     "look for losses and congestion: ethtool -S INTERFACE, and flow control (PFC) on a RoCE network"
                 }
@@ -398,21 +416,27 @@ fn bandwidth_words(speed: &Speed, ceiling: u64) -> String {
     joined([rate, medium.to_owned(), through.to_owned(), of, limiter.to_owned()], ", ")
 }
 
+/// Returns the rate of the host's fastest adapter in Mbit/s, limited by the adapter's bus, and the adapter's MTU. A
+/// slower adapter beside it does not limit the data.
+fn best_adapter(facts: &Facts) -> Option<(u64, u64)> {
+    let of = |known: &RdmaAddress| {
+        let device = facts.devices.iter().find(|device| device.name == known.device);
+        let bus = device.and_then(|device| device.pci.as_ref()).map(|pci| Pci::mbps(pci.speed, pci.width));
+        let ports = device.into_iter().flat_map(|device| &device.ports);
+        let mtu = ports.filter_map(|port| port.mtu).filter(|mtu| *mtu > 0).min().unwrap_or(4096);
+        (u64::from(known.rate_mbps).min(bus.filter(|mbps| *mbps > 0).unwrap_or(u64::MAX)), u64::from(mtu))
+    };
+    facts.rdma.iter().filter(|known| known.is_hardware).map(of).max()
+}
+
 /// Returns what the slower end's link or bus can carry as payload, in Mbit/s; 0 if no hardware reports its rate.
 pub(super) fn ceiling_mbps(path: &Path, speed: &Speed) -> u64 {
     if path.is_one_machine || speed.is_tunneled {
         return 0;
     }
     if speed.medium == "rdma" {
-        let rate =
-            |facts: &Facts| facts.rdma.iter().filter(|known| known.is_hardware).map(|known| known.rate_mbps).max();
-        let (Some(here), Some(there)) = (rate(&path.here), rate(&path.there)) else { return 0 };
-        let ports = || path.here.devices.iter().chain(&path.there.devices).flat_map(|device| &device.ports);
-        let mtu = u64::from(ports().filter_map(|port| port.mtu).filter(|mtu| *mtu > 0).min().unwrap_or(4096));
-        let bus =
-            |device: &Device| device.pci.as_ref().map(|pci| Pci::mbps(pci.speed, pci.width)).filter(|mbps| *mbps > 0);
-        let buses = path.here.devices.iter().chain(&path.there.devices).filter_map(bus);
-        let rate = buses.fold(u64::from(here.min(there)), u64::min);
+        let (Some(here), Some(there)) = (best_adapter(&path.here), best_adapter(&path.there)) else { return 0 };
+        let (rate, mtu) = (here.0.min(there.0), here.1.min(there.1));
         return rate * mtu / (mtu + RDMA_HEADER_BYTES);
     }
     if speed.medium != "tcp" {

@@ -43,13 +43,15 @@ pub(super) fn tcp(path: &Path, counted: &[Finding]) -> Vec<Finding> {
     let in_flight = line_mbps.saturating_mul(round_trip) / 8; // Mbit/s and microseconds make bits
     let hosts = [&path.here, &path.there];
     let known = || hosts.into_iter().filter_map(|host| Some((host, host.tcp.as_ref()?)));
-    let mut findings: Vec<Finding> =
-        known().flat_map(|(host, settings)| window(host, settings, in_flight, line_mbps, round_trip)).collect();
+    // Decided by whose facts they are: the other host may have, or claim, the same name.
+    let of = |host: &Facts, finding: Finding| Finding { is_here: std::ptr::eq(host, &path.here), ..finding };
+    let small = |(host, settings)| Some(of(host, window(host, settings, in_flight, line_mbps, round_trip)?));
+    let mut findings: Vec<Finding> = known().filter_map(small).collect();
     let lost = counted.iter().any(|finding| finding.code == "segments-lost");
     if round_trip >= LONG_MICROS {
-        findings.extend(known().filter_map(|(host, settings)| congestion(host, settings, round_trip, lost)));
+        let slow = |(host, settings)| Some(of(host, congestion(host, settings, round_trip, lost)?));
+        findings.extend(known().filter_map(slow));
     }
-    findings.iter_mut().for_each(|finding| finding.is_here = finding.about == path.here.host);
     if findings.is_empty() && known().count() > 0 {
         let connections = known().map(|(_, settings)| in_flight.div_ceil(settings.window_bytes().max(1))).max();
         let carry = match connections.unwrap_or(1).max(1) {

@@ -1,18 +1,17 @@
 //! Tests every check on recorded hosts: what the check finds, and how severe the finding is.
 
-use std::net::IpAddr;
 use std::process::Command;
 
 use minicbor::Decoder;
 use minicbor::data::Type;
 
 use super::examine;
-use crate::measure::counters::Counter;
-use crate::measure::facts::{Address, Facts, TEXT_BYTES_MAX, TcpSettings};
-use crate::measure::finding::{Finding, Fix, Level, Outcome};
-use crate::measure::probe::Attempt;
+use crate::measure::encode;
+use crate::measure::facts::{Address, Facts, Interface, Node, TEXT_BYTES_MAX};
+use crate::measure::finding::{Finding, Fix, Level};
 use crate::measure::recorded::facts;
-use crate::measure::{Path, Speed, encode};
+
+mod path;
 
 fn bad(findings: Vec<Finding>) -> Vec<Finding> {
     findings.into_iter().filter(|finding| finding.level != Level::Ok).collect()
@@ -32,11 +31,6 @@ fn one_of<'a>(findings: &'a [Finding], check: &str) -> &'a Finding {
     let first = found.next().unwrap_or_else(|| panic!("no {check} in {findings:#?}"));
     assert!(found.next().is_none(), "two of {check} in {findings:#?}");
     first
-}
-
-/// Checks a path whose user has named no ports.
-fn compare(way: &Path) -> Vec<Finding> {
-    super::compare(way, None)
 }
 
 #[track_caller]
@@ -217,12 +211,45 @@ fn an_adapter_without_its_device_files() {
 }
 
 #[test]
+fn a_container_that_was_given_one_adapter_of_several() {
+    let mut recorded = facts("connectx");
+    recorded.is_container = true;
+    for number in 1..8 {
+        let mut device = recorded.devices[0].clone();
+        (device.name, device.node_guid) = (format!("mlx5_{number}"), format!("0c42:a103:0012:346{number}"));
+        (device.registration, device.ports[0].interface) = (None, String::new());
+        recorded.devices.push(device);
+        let node = Node { name: format!("infiniband/uverbs{number}"), errno: 2 };
+        recorded.nodes.insert(number, node);
+    }
+    let findings = examine(&recorded);
+    assert!(bad(findings.clone()).is_empty(), "{:#?}", bad(findings));
+    says(one_of(&findings, "nodes"), "nodes", "2 device files, all accessible");
+    // Without any adapter that works, the files are missing, and so are the interfaces.
+    recorded.nodes[0].errno = 2;
+    recorded.rdma.clear();
+    let found = bad(examine(&recorded));
+    let missing = |code: &str| found.iter().filter(|finding| finding.code == code).collect::<Vec<_>>();
+    assert_eq!((missing("node-missing").len(), missing("interface-missing").len()), (8, 7), "{found:#?}");
+    // IPoIB is no interface for RoCE.
+    assert!(fix(missing("interface-missing")[0]).starts_with("load the adapter's Ethernet driver"), "{found:#?}");
+    recorded.devices[7].ports[0].link_layer = "InfiniBand".to_owned();
+    let found = bad(examine(&recorded));
+    let last = found.iter().rfind(|finding| finding.code == "interface-missing").expect("it");
+    assert!(fix(last).starts_with("modprobe ib_ipoib"), "{last:#?}");
+}
+
+#[test]
 fn software_that_is_not_there() {
     let found = bad(examine(&facts("nothing-installed")));
     assert_eq!(found.len(), 2, "{found:#?}");
     says(&found[0], "libraries-missing", "libibverbs and librdmacm not found");
     says(&found[1], "module-missing", "rdma_ucm is not loaded");
     assert!(found.iter().all(|finding| finding.level == Level::Failure));
+    // Libraries that work are only somewhere else.
+    let mut recorded = facts("nothing-installed");
+    recorded.rdma = facts("connectx").rdma;
+    says(one_of(&examine(&recorded), "libraries"), "libraries", "rdma-core is installed");
     let found = only("ethernet-only");
     assert_eq!(found.code, "adapter-without-module");
     assert!(found.found.ends_with("but mlx5_ib is not loaded"), "{found:?}");
@@ -266,6 +293,42 @@ fn ports_without_an_address_or_a_cable() {
     let port = findings.iter().find(|finding| finding.check == "port" && finding.about == "mlx5_1").expect("it");
     assert_eq!(port.level, Level::Ok);
     says(port, "port-unused", "down, not used");
+}
+
+#[test]
+fn the_ports_of_a_bond_or_bridge_have_its_address() {
+    let mut recorded = facts("badly-tuned");
+    // An active-backup bond: its GIDs are at one of its adapters.
+    let addresses = std::mem::take(&mut recorded.interfaces[0].addresses);
+    for interface in &mut recorded.interfaces {
+        interface.addresses.clear();
+        interface.master = "bond0".to_owned();
+    }
+    let bond = Interface { name: "bond0".to_owned(), is_up: true, addresses, ..Interface::default() };
+    recorded.interfaces.push(bond);
+    let of_addresses = |recorded: &Facts| -> Vec<Finding> {
+        examine(recorded).into_iter().filter(|finding| finding.check == "address").collect()
+    };
+    let found = of_addresses(&recorded);
+    assert_eq!(found.len(), 2, "{found:#?}");
+    found.iter().for_each(|finding| says(finding, "addresses", "10.0.0.1 on bond0"));
+    // A VLAN on the bond has the address.
+    recorded.interfaces.retain(|interface| interface.name != "bond0");
+    let found = of_addresses(&recorded);
+    assert!(bad(found.clone()).is_empty(), "{found:#?}");
+    says(&found[1], "addresses", "enp65s0f1np1 belongs to bond0");
+    // No address at all. An address of a port itself would not be reached.
+    recorded.rdma.clear();
+    let found = of_addresses(&recorded);
+    assert_eq!(found.len(), 2, "{found:#?}");
+    assert_eq!((found[0].level, found[0].code), (Level::Failure, "address-missing"));
+    let is_advice = matches!(&found[0].fix, Some(Fix::Do(advice)) if advice.starts_with("give bond0 an address"));
+    assert!(is_advice, "{found:#?}");
+    // Verbs work at no address, although the bridge has one.
+    recorded.no_rdma = "no RDMA device".to_owned();
+    let address = Address { ip: "10.0.0.1".parse().expect("one"), prefix_bits: 24 };
+    recorded.interfaces.push(Interface { name: "bond0".to_owned(), addresses: vec![address], ..Interface::default() });
+    assert_eq!(one_of(&bad(examine(&recorded)), "verbs").code, "verbs-failed");
 }
 
 #[test]
@@ -362,7 +425,7 @@ fn the_limit_of_ssh_sessions_is_raised_and_nobody_is_locked_out() {
 
 #[test]
 fn the_kernels_command_line_of_several_systems() {
-    let advice = "add iommu=pt to the kernel's command line";
+    let advice = "add iommu=pt iommu.passthrough=1 to the kernel's command line";
     for (family, is_command, begin) in [
         ("debian ", true, "mkdir -p /etc/default/grub.d && "),
         ("ubuntu debian", true, "mkdir -p /etc/default/grub.d && "),
@@ -376,6 +439,7 @@ fn the_kernels_command_line_of_several_systems() {
         let found = one_of(&found, "iommu");
         assert_eq!(matches!(found.fix, Some(Fix::Run(_))), is_command, "{family}: {found:#?}");
         assert!(fix(found).starts_with(begin), "{family}: {found:#?}");
+        assert!(fix(found).contains("iommu=pt iommu.passthrough=1"), "x86 and ARM: {family}: {found:#?}");
     }
 }
 
@@ -393,221 +457,6 @@ fn packages_of_several_systems() {
         let told = fix(one_of(&found, "libraries"));
         assert!(told.starts_with(command), "{family}: {told}");
     }
-}
-
-// --- the path between two hosts --------------------------------------------------------------------------------------
-
-fn attempt(address: &str, is_rdma: bool, outcome: Outcome) -> Attempt {
-    Attempt { address: address.parse::<IpAddr>().expect("an address"), is_rdma, outcome, micros: 150 }
-}
-
-/// Returns the path between two healthy hosts that reach each other.
-fn path() -> Path {
-    let here = facts("connectx");
-    let mut there = here.clone();
-    there.host = "node2".to_owned();
-    there.interfaces[0].addresses = vec![Address { ip: "10.0.0.2".parse().expect("one"), prefix_bits: 24 }];
-    there.rdma[0].address = there.interfaces[0].addresses[0].clone();
-    let both = |to: &str| Some(Ok(vec![attempt(to, false, Outcome::Connected), attempt(to, true, Outcome::Connected)]));
-    let speed = Speed { bytes: 23_000_000_000, micros: 2_000_000, medium: "rdma".to_owned(), ..Speed::default() };
-    Path {
-        here,
-        there,
-        agent_micros: 300_000,
-        to_there: both("10.0.0.2"),
-        to_here: both("10.0.0.1"),
-        speed: Some(Ok(speed)),
-        ..Path::default()
-    }
-}
-
-#[test]
-fn a_way_that_is_well() {
-    let way = path();
-    let findings = compare(&way);
-    assert!(bad(findings.clone()).is_empty(), "{findings:#?}");
-    let checks: Vec<&str> = findings.iter().map(|finding| finding.check).collect();
-    assert_eq!(checks, ["ssh", "port", "rdma port", "bandwidth"]);
-    let speed = way.speed.as_ref().expect("it").as_ref().expect("it");
-    let ceiling = super::path::ceiling_mbps(&way, speed);
-    assert!((97_000..100_000).contains(&ceiling), "{ceiling}");
-    assert!(findings[3].found.contains("% of the link's"), "{}", findings[3].found);
-}
-
-#[test]
-fn firewalls() {
-    let mut way = path();
-    way.to_there =
-        Some(Ok(vec![attempt("10.0.0.2", false, Outcome::Silent), attempt("10.0.0.2", true, Outcome::Silent)]));
-    let found = bad(compare(&way));
-    assert_eq!(found.len(), 1, "RDMA works from there: {found:#?}");
-    assert_eq!((found[0].code, found[0].level), ("reached-back", Level::Warning));
-    way.to_here =
-        Some(Ok(vec![attempt("10.0.0.1", false, Outcome::Refused), attempt("10.0.0.1", true, Outcome::Silent)]));
-    let found = bad(compare(&way));
-    assert_eq!(one_of(&found, "port").level, Level::Failure);
-    says(one_of(&found, "port"), "not-reached", "10.0.0.2: no answer");
-    assert!(fix(one_of(&found, "port")).starts_with("nft "), "{found:#?}");
-    assert_eq!(one_of(&found, "rdma port").level, Level::Failure);
-    says(one_of(&found, "rdma port"), "rdma-not-reached", "10.0.0.2: no answer; 10.0.0.1: no answer");
-    assert!(fix(one_of(&found, "rdma port")).contains("4791"), "RoCE's port: {found:#?}");
-    // Software devices are used only on request.
-    way.here.rdma[0].is_hardware = false;
-    assert_eq!(one_of(&bad(compare(&way)), "rdma port").level, Level::Warning);
-    way.to_there = Some(Err("no port".to_owned()));
-    assert!(bad(compare(&way)).iter().any(|finding| finding.code == "probe-failed"));
-}
-
-/// Returns the path between two hosts, neither of which reaches the other over TCP or RDMA.
-fn unreached(outcome: &Outcome, firewall: &str) -> Path {
-    let both = |to: &str| Some(Ok(vec![attempt(to, false, outcome.clone()), attempt(to, true, outcome.clone())]));
-    let mut way = Path { to_there: both("10.0.0.2"), to_here: both("10.0.0.1"), ..path() };
-    way.there.firewall = firewall.to_owned();
-    way
-}
-
-#[test]
-fn commands_of_several_firewalls() {
-    for (firewall, command) in [
-        ("firewall-cmd", "firewall-cmd --permanent --add-port=47000-47099/tcp"),
-        ("ufw", "ufw allow 47000:47099/tcp"),
-        ("nft", "nft insert rule inet filter input tcp dport 47000-47099 accept"),
-        ("iptables", "iptables -I INPUT -p tcp --dport 47000:47099 -j ACCEPT"),
-        ("", "open tcp ports 47000-47099"),
-    ] {
-        let found = bad(compare(&unreached(&Outcome::Silent, firewall)));
-        let told = fix(one_of(&found, "port"));
-        assert!(told.starts_with(command), "{firewall}: {told}");
-        let told = fix(one_of(&found, "rdma port"));
-        assert!(told.contains("4791") && told.contains("udp"), "{firewall}: {told}");
-    }
-}
-
-#[test]
-fn what_is_in_the_way_is_told_apart() {
-    for (outcome, found, why) in [
-        (Outcome::Silent, "10.0.0.2: no answer", "drops"),
-        (Outcome::Refused, "10.0.0.2: refused", "refuses"),
-        (Outcome::Unreachable(113), "10.0.0.2: No route to host (errno 113)", "route"),
-        (Outcome::Unreachable(i32::MIN), "10.0.0.2: unreachable", "route"),
-        (Outcome::Other("x".to_owned()), "10.0.0.2: x", "firewall"),
-    ] {
-        let findings = super::compare(&unreached(&outcome, ""), Some(&(7000..=7000)));
-        let port = one_of(&findings, "port");
-        assert!(port.found == found && port.why.contains(why), "{port:?}");
-        assert_eq!(port.fix, Some(Fix::advice("open tcp ports 7000 in the firewalls between the two hosts")));
-    }
-}
-
-#[test]
-fn a_network_that_is_not_ours_need_not_be_reached() {
-    let mut way = path();
-    let far = || attempt("10.9.9.2", false, Outcome::Silent);
-    way.to_there.as_mut().expect("it").as_mut().expect("it").insert(1, far());
-    assert!(bad(compare(&way)).is_empty());
-    // An address on a shared network must be reachable.
-    way.there.interfaces[0].addresses.push(Address { ip: "10.0.0.3".parse().expect("one"), prefix_bits: 24 });
-    way.to_there.as_mut().expect("it").as_mut().expect("it").push(attempt(
-        "10.0.0.3",
-        false,
-        Outcome::Unreachable(113),
-    ));
-    let found = bad(compare(&way));
-    assert_eq!(found[0].code, "reached-some");
-    assert!(found[0].found.ends_with("; not reached: 10.0.0.3: No route to host (errno 113)"), "{found:#?}");
-}
-
-#[test]
-fn addresses_and_mtus_that_do_not_fit() {
-    let mut way = path();
-    way.there.interfaces[0].addresses = way.here.interfaces[0].addresses.clone();
-    way.there.interfaces[0].mtu = 1500;
-    let found = bad(compare(&way));
-    assert_eq!((found[0].level, found[0].check), (Level::Failure, "addresses"));
-    says(&found[1], "mtu-differs", "enp65s0f0np0 here has MTU 9000, enp65s0f0np0 there has 1500");
-    // Two names of the same machine share all addresses.
-    way.is_one_machine = true;
-    assert!(bad(compare(&way)).iter().all(|finding| finding.check != "addresses"));
-    // Bridges to containers have the same addresses on every host.
-    way.is_one_machine = false;
-    way.here.interfaces[0].name = "docker0".to_owned();
-    assert!(bad(compare(&way)).iter().all(|finding| finding.check != "addresses"));
-
-    let mut way = path();
-    way.there.rdma[0].address = Address { ip: "10.7.0.2".parse().expect("one"), prefix_bits: 24 };
-    assert_eq!(bad(compare(&way))[0].code, "subnet-missing");
-    way.there.rdma.clear();
-    let findings = compare(&way);
-    says(one_of(&findings, "subnets"), "rdma-one-sided", "node2 has no RDMA; data goes over TCP");
-    assert!(findings.iter().all(|finding| finding.check != "rdma port"));
-}
-
-#[test]
-fn link_local_addresses_are_no_network_between_two_hosts() {
-    let mut way = path();
-    // As of the network between a host and its management controller.
-    for (host, mtu) in [(&mut way.here, 1500), (&mut way.there, 1280)] {
-        host.interfaces.push(crate::measure::facts::Interface {
-            name: "idrac".to_owned(),
-            is_up: true,
-            mtu,
-            addresses: vec![Address { ip: "169.254.0.2".parse().expect("one"), prefix_bits: 16 }],
-            ..Default::default()
-        });
-    }
-    way.to_there.as_mut().expect("it").as_mut().expect("it").push(attempt("169.254.0.2", false, Outcome::Refused));
-    let findings = compare(&way);
-    assert!(bad(findings.clone()).is_empty(), "{findings:#?}");
-}
-
-#[test]
-fn ssh_by_another_network_than_the_data() {
-    let mut way = path();
-    let slow = |address: &str| crate::measure::facts::Interface {
-        name: "eno1".to_owned(),
-        is_up: true,
-        mtu: 1500,
-        rate_mbps: 1000,
-        addresses: vec![Address { ip: address.parse().expect("one"), prefix_bits: 24 }],
-        ..Default::default()
-    };
-    way.here.interfaces.push(slow("192.168.1.1"));
-    way.there.interfaces.push(slow("192.168.1.2"));
-    way.there.ssh = "192.168.1.2".to_owned();
-    let found = "ssh uses eno1 1 Gbit/s, the data enp65s0f0np0 100 Gbit/s";
-    says(one_of(&compare(&way), "route"), "route", found);
-    way.there.ssh = "no address".to_owned();
-    assert!(compare(&way).iter().all(|finding| finding.check != "route"));
-}
-
-#[test]
-fn speeds() {
-    let mut way = path();
-    let with = |bytes, medium: &str| {
-        Some(Ok(Speed { bytes, micros: 2_000_000, medium: medium.to_owned(), ..Speed::default() }))
-    };
-    way.speed = with(10_000_000_000, "rdma");
-    assert_eq!(bad(compare(&way))[0].code, "bandwidth-low", "40 of 100 Gbit/s");
-    // As much as four PCIe lanes can carry.
-    way.speed = with(11_000_000_000, "rdma");
-    way.there.devices[0].pci.as_mut().expect("it").width = 4;
-    assert!(bad(compare(&way)).is_empty());
-    // The rate of TCP depends on the processors.
-    way.speed = with(12_000_000_000, "tcp");
-    assert!(bad(compare(&way)).is_empty());
-    way.speed = with(1_000_000_000, "tcp");
-    assert_eq!(bad(compare(&way))[0].level, Level::Warning);
-    // The capacity of software is unknown.
-    way.speed = with(1, "rdma-software");
-    assert!(bad(compare(&way)).is_empty());
-    way.speed = Some(Err("no connection".to_owned()));
-    assert_eq!(bad(compare(&way))[0].level, Level::Failure);
-    way.speed = None;
-    assert!(bad(compare(&way)).is_empty());
-    way.agent_micros = 5_000_000;
-    way.there.program = "9.9.9".to_owned();
-    let found = bad(compare(&way));
-    assert_eq!((found[0].code, found[1].code), ("agent-slow", "versions"));
 }
 
 #[test]
@@ -649,118 +498,4 @@ fn no_text_of_hostile_facts_is_long() {
         let bounded = encode(&Facts::decode(&hostile).expect("facts"));
         assert!(places(&bounded).iter().all(|text| text.len() <= 2 + TEXT_BYTES_MAX), "{text:?}");
     }
-}
-
-/// Returns two hosts on a line of 1 Gbit/s and 50 ms, with the kernel's defaults: 6.25 MB are in flight, a window is 2
-/// MiB.
-fn long_line() -> Path {
-    let settings = || TcpSettings {
-        receive: [4096, 131_072, 6 << 20],
-        send: [4096, 16_384, 4 << 20],
-        congestion: "cubic".to_owned(),
-        available: vec!["reno".to_owned(), "cubic".to_owned()],
-        qdisc: "fq_codel".to_owned(),
-    };
-    let mut way = path();
-    for host in [&mut way.here, &mut way.there] {
-        assert_eq!(host.tcp, Some(settings()), "as it is recorded");
-        host.interfaces[0].rate_mbps = 1000;
-    }
-    for attempts in [&mut way.to_there, &mut way.to_here] {
-        attempts.as_mut().expect("it").as_mut().expect("it").iter_mut().for_each(|one| one.micros = 50_000);
-    }
-    way.speed = Some(Ok(Speed { bytes: 220_000_000, micros: 2_000_000, medium: "tcp".to_owned(), ..Speed::default() }));
-    way
-}
-
-fn of_tcp(way: &Path) -> Vec<Finding> {
-    compare(way).into_iter().filter(|finding| finding.check == "tcp").collect()
-}
-
-#[test]
-fn windows_for_the_line() {
-    let mut way = long_line();
-    says(&of_tcp(&way)[0], "tcp", "round trip 50.0 ms, 3 connections fill the link, opened as needed, cubic");
-    // With four times the round trip, the windows of both hosts are small.
-    way.to_there.as_mut().expect("it").as_mut().expect("it")[0].micros = 200_000;
-    let found = of_tcp(&way);
-    assert_eq!(found.len(), 2, "{found:#?}");
-    for (finding, host) in found.iter().zip(["node1", "node2"]) {
-        assert_eq!((finding.about.as_str(), finding.level), (host, Level::Warning));
-        let small = "a connection has at most 2.0 MiB in flight; at a round trip of 200.0 ms it takes 12 of them for ";
-        assert!(begins(finding, "tcp-window-small", small), "{finding:#?}");
-        // The proposal is four times the bytes in flight, in whole MiB. The other values stay.
-        let most = 95 << 20;
-        let buffers = format!("net.ipv4.tcp_rmem='4096 131072 {most}' net.ipv4.tcp_wmem='4096 16384 {most}'");
-        assert!(fix(finding).starts_with(&format!("sysctl -w {buffers} #")), "{finding:#?}");
-    }
-    // With the proposed values, nothing is reported.
-    for host in [&mut way.here, &mut way.there] {
-        let settings = host.tcp.as_mut().expect("set");
-        (settings.receive[2], settings.send[2]) = (96 << 20, 96 << 20);
-    }
-    assert!(of_tcp(&way)[0].found.contains(", one connection fills the link"), "{:#?}", of_tcp(&way));
-    // Nothing is reported without TCP settings, through ssh, over RDMA, or within one machine.
-    (way.here.tcp, way.there.tcp) = (None, None);
-    assert!(of_tcp(&way).is_empty());
-    for change in [
-        |way: &mut Path| way.is_one_machine = true,
-        |way: &mut Path| way.to_there = None,
-        |way: &mut Path| way.speed.as_mut().expect("it").as_mut().expect("it").is_tunneled = true,
-        |way: &mut Path| way.speed.as_mut().expect("it").as_mut().expect("it").medium = "rdma".to_owned(),
-    ] {
-        let mut way = long_line();
-        assert_eq!(of_tcp(&way).len(), 1);
-        change(&mut way);
-        assert!(of_tcp(&way).is_empty());
-    }
-}
-
-#[test]
-fn what_a_peer_says_of_its_buffers_is_no_more_than_a_number() {
-    let mut way = long_line();
-    for sizes in [[0; 3], [u64::MAX; 3]] {
-        let settings = way.there.tcp.as_mut().expect("set");
-        (settings.receive, settings.send) = (sizes, sizes);
-        way.speed = Some(Ok(Speed { bytes: u64::MAX, micros: 1, medium: "tcp".to_owned(), ..Speed::default() }));
-        assert!(!of_tcp(&way).is_empty());
-    }
-}
-
-#[test]
-fn congestion_control_on_a_long_line() {
-    let control = |way: &Path| {
-        let finding = of_tcp(way).into_iter().find(|finding| finding.code == "congestion-control");
-        finding.map(|finding| (finding.about.clone(), finding.found.clone(), fix(&finding).to_owned()))
-    };
-    let mut way = long_line();
-    assert_eq!(control(&way), None, "cubic is right where nothing is lost");
-    way.there.tcp.as_mut().expect("set").congestion = "reno".to_owned();
-    let (about, found, command) = control(&way).expect("reno is slow");
-    assert_eq!((about.as_str(), found.as_str()), ("node2", "reno at a round trip of 50.0 ms"));
-    let set = "sysctl -w net.ipv4.tcp_congestion_control=bbr";
-    let fair = format!("modprobe tcp_bbr && {set} net.core.default_qdisc=fq #");
-    assert!(command.starts_with(&fair), "{command}");
-    let settings = way.there.tcp.as_mut().expect("set");
-    settings.qdisc = "fq".to_owned();
-    settings.available.push("bbr".to_owned());
-    let (_, _, command) = control(&way).expect("reno is slow");
-    assert!(command.starts_with(&format!("{set} #")), "{command}");
-    // Within a building the congestion control does not matter.
-    way.to_there.as_mut().expect("it").as_mut().expect("it")[0].micros = 500;
-    assert_eq!(control(&way), None);
-    // With observed losses.
-    let mut way = long_line();
-    let counted = |sent, again| {
-        [("OutSegs", sent), ("RetransSegs", again)]
-            .map(|(name, count)| Counter { of: "tcp".to_owned(), name: name.to_owned(), count })
-            .to_vec()
-    };
-    way.here.counters = counted(0, 0);
-    way.after = Some([counted(100_000, 1500), Vec::new()]);
-    let (about, found, _) = control(&way).expect("cubic is slow");
-    assert_eq!((about.as_str(), found.as_str()), ("node1", "cubic at a round trip of 50.0 ms, and packets are lost"));
-    way.here.tcp.as_mut().expect("set").congestion = "bbr".to_owned();
-    way.there.tcp.as_mut().expect("set").congestion = "bbr".to_owned();
-    assert_eq!(control(&way), None);
 }

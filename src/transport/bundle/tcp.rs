@@ -147,7 +147,9 @@ impl Wire<'_> {
             if plan.verify.is_some() && out != back {
                 outcome.damaged += 1;
             }
-            if (number >= warm_up || before.duration_since(start) > plan.duration / 10)
+            let is_warm = number >= warm_up || before.duration_since(start) > plan.duration / 10;
+            // The last one always counts: on a slow line it may be the only one.
+            if (is_warm || now.duration_since(start) >= plan.duration)
                 && let Some(latency) = &mut outcome.latency
             {
                 record_half(latency, now - before);
@@ -261,5 +263,42 @@ impl Group for TcpGroup {
                 Ok(Measured { sent: out?.flow, received: back?.flow, ..Measured::default() })
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_round_trip_that_outlasts_the_run_is_measured() {
+        let listener = TcpListener::bind("[::1]:0").or_else(|_| TcpListener::bind("127.0.0.1:0")).expect("a port");
+        let socket = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
+        let (mut other, _) = listener.accept().expect("connected");
+        let slow = thread::spawn(move || {
+            let mut message = [0; 8];
+            other.read_exact(&mut message).expect("a message");
+            thread::sleep(Duration::from_millis(50));
+            other.write_all(&message).expect("it waits");
+        });
+        let plan = Assignment {
+            part: Task::Ask,
+            start: Instant::now(),
+            message_bytes: 8,
+            receive_bytes: 0,
+            messages: u64::MAX,
+            duration: Duration::from_millis(20),
+            limit: Duration::from_secs(20),
+            verify: None,
+        };
+        let mut group = TcpGroup::new(socket, false).expect("a socket");
+        let measured = group.run(&plan, &Progress::default(), &|_| {}).expect("it goes well");
+        slow.join().expect("no panic");
+        let latency = measured.latency.expect("an echo");
+        assert_eq!(latency.len(), 1);
+        assert!(latency.min() >= 20_000_000, "half of 50 ms: {}", latency.min());
     }
 }

@@ -19,7 +19,7 @@ use super::devices::Registered;
 use super::lane;
 use super::listener::Arrivals;
 use super::request::Request;
-use super::{Adapters, Endpoint, LaneRequest, RegisterError, Unavailable, failure, sleep_on, until};
+use super::{Adapters, Endpoint, LaneRequest, RegisterError, failure, sleep_on, until};
 use crate::fault::errno_of;
 use crate::transport::{Lane, LaneError, Medium, Report};
 
@@ -57,9 +57,6 @@ pub enum ConnectError {
         /// The kernel's status, usually a negative errno.
         status: i32,
     },
-    /// This host has no RDMA.
-    #[error(transparent)]
-    Unavailable(#[from] Unavailable),
     /// The pool cannot be registered.
     #[error(transparent)]
     Register(#[from] RegisterError),
@@ -111,9 +108,7 @@ fn by<T: Send + 'static>(
     bring_up: impl FnOnce() -> Result<T, ConnectError> + Send + 'static,
 ) -> Result<T, ConnectError> {
     let (sender, receiver) = mpsc::channel();
-    std::thread::Builder::new()
-        .name("rd-rdma-connect".to_owned())
-        .spawn(move || drop(sender.send(bring_up())))
+    crate::spawn("rd-rdma-connect", 2 << 20, move || drop(sender.send(bring_up())))
         .map_err(|error| ConnectError::Os(errno_of(&error)))?;
     // Where possible, the thread itself observes the deadline. It gets a moment more, to report
     // what it was waiting for.
@@ -326,7 +321,7 @@ impl Connection {
             return Err(ConnectError::Timeout(what));
         }
         let Kit { cm, completions, .. } = &mut self.kit;
-        let descriptors = [completions.queue.channel().as_fd(), cm.events.as_fd(), cm.wake.as_fd()];
+        let descriptors = [completions.queue.as_fd(), cm.events.as_fd(), cm.wake.as_fd()];
         sleep_on(descriptors, until(deadline));
         cm.wake.clear();
         completions.take_event()?;

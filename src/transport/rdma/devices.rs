@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use nix::sys::resource::Resource;
 use rd_proto::control::Endpoint as Offered;
 use rd_verbs::{
-    AsyncEvent, Device, Error as VerbsError, EventChannel, EventKind, Id, LoadError, MemoryRegion, ProtectionDomain,
+    Device, Error as VerbsError, EventChannel, EventKind, Id, LoadError, MemoryRegion, ProtectionDomain,
     interface_addresses,
 };
 use rustix::event::{PollFd, PollFlags};
@@ -49,6 +49,12 @@ pub struct Endpoint {
     pub prefix_bits: u8,
     /// Rate of the port in megabits per second; 0 if unknown. Software devices invent theirs.
     pub rate_mbps: u32,
+    /// The MTU in use, in bytes of payload; 0 if unknown, and meaningless on iWARP.
+    pub mtu_bytes: u32,
+    /// The largest MTU that the port supports, in bytes of payload; 0 if unknown.
+    pub mtu_max_bytes: u32,
+    /// Whether the device is iWARP, that is, RDMA over TCP, whose segments are the packets.
+    pub is_iwarp: bool,
 }
 
 impl Endpoint {
@@ -127,6 +133,9 @@ pub fn endpoints() -> Result<Vec<Endpoint>, Unavailable> {
             address: interface.address,
             prefix_bits: interface.prefix_bits,
             rate_mbps: port.rate_mbps,
+            mtu_bytes: port.active_mtu_bytes,
+            mtu_max_bytes: port.max_mtu_bytes,
+            is_iwarp: held.device.is_iwarp(),
         });
     }
     if !found.is_empty() {
@@ -216,9 +225,7 @@ impl Entry {
         while let Ok(Some(event)) = self.channel.next_event() {
             gone |= event.kind == EventKind::DeviceRemoval;
         }
-        while let Ok(Some(event)) = self.held.device.next_async_event() {
-            gone |= event == AsyncEvent::DeviceFatal;
-        }
+        gone |= self.held.device.has_failed();
         gone || !exists(&self.sysfs_path)
     }
 }
@@ -237,9 +244,7 @@ fn registry() -> Result<&'static Registry, VerbsError> {
     }
     let wake = Wake::new().map_err(|error| VerbsError::Call { call: "eventfd", errno: error.raw_os_error() })?;
     let registry: &'static Registry = Box::leak(Box::new(Registry { open: Mutex::new(Vec::new()), wake }));
-    std::thread::Builder::new()
-        .name("rd-rdma-watch".to_owned())
-        .spawn(|| watch(registry))
+    crate::spawn("rd-rdma-watch", 2 << 20, || watch(registry))
         .map_err(|error| VerbsError::Call { call: "pthread_create", errno: error.raw_os_error().unwrap_or(0) })?;
     Ok(known.insert(registry))
 }
@@ -280,18 +285,10 @@ fn exists(path: &str) -> bool {
 fn watch(registry: &Registry) {
     let mut going: Vec<(Instant, Arc<Device>)> = Vec::new();
     loop {
-        let mut gone = Vec::new();
-        let timeout;
+        let (gone, timeout);
         {
             let mut open = lock(&registry.open);
-            let mut at = 0;
-            while at < open.len() {
-                if open[at].has_gone() {
-                    gone.push(open.swap_remove(at));
-                } else {
-                    at += 1;
-                }
-            }
+            gone = open.extract_if(.., |entry| entry.has_gone()).collect::<Vec<_>>();
             timeout = match (open.is_empty(), going.is_empty() && gone.is_empty()) {
                 (true, true) => Duration::from_secs(3600),
                 (false, true) => PRESENCE_CHECK,

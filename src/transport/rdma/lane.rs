@@ -112,10 +112,7 @@ pub(super) fn start(
         last_heard_us: AtomicU64::new(0),
     });
     let poller = Poller { shared: Arc::clone(&shared), kit, report, closing_since: None };
-    std::thread::Builder::new()
-        .name("rd-rdma-lane".to_owned())
-        .spawn(move || poller.run(frames))
-        .map_err(|error| errno_of(&error))?;
+    crate::spawn("rd-rdma-lane", 2 << 20, move || poller.run(frames)).map_err(|error| errno_of(&error))?;
     Ok(Box::new(RdmaLane { shared }))
 }
 
@@ -285,7 +282,7 @@ impl Poller {
                 None => IDLE,
             };
             let queue = &self.kit.completions.queue;
-            let descriptors = [queue.channel().as_fd(), self.kit.cm.events.as_fd(), self.kit.cm.wake.as_fd()];
+            let descriptors = [queue.as_fd(), self.kit.cm.events.as_fd(), self.kit.cm.wake.as_fd()];
             let [completions, connection, woken] = sleep_on(descriptors, timeout);
             if woken {
                 self.kit.cm.wake.clear();

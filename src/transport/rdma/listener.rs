@@ -131,9 +131,7 @@ impl Listener {
         let shared = Arc::new(Shared { stop, ended, wake, arrivals });
         let lanes = lanes.map(Arc::new);
         let service = Service { _id: id, events, held, medium: local.medium, lanes, shared: Arc::clone(&shared) };
-        let thread = std::thread::Builder::new()
-            .name("rd-rdma-listen".to_owned())
-            .spawn(move || service.run())
+        let thread = crate::spawn("rd-rdma-listen", 2 << 20, move || service.run())
             .map_err(|error| ConnectError::Os(errno_of(&error)))?;
         Ok(Self { address, shared, thread: Some(thread) })
     }
@@ -228,7 +226,7 @@ impl Service {
         }
         let (medium, shared) = (self.medium, Arc::clone(&self.shared));
         // If no thread can be started, the request is dropped with the closure, which rejects it.
-        let _ = std::thread::Builder::new().name("rd-rdma-accept".to_owned()).spawn(move || {
+        let _ = crate::spawn("rd-rdma-accept", 2 << 20, move || {
             let deadline = Instant::now() + HALF_OPEN_TIMEOUT;
             let registered = Arc::clone(&place.0.registered);
             let accepted = Connection::accept(registered, medium, id, Arc::clone(&shared.arrivals), deadline);

@@ -12,7 +12,6 @@
 //!
 //! * `devices`: the process's open devices, the thread that watches them, and the pool registered on them.
 //! * `pairs`: which local addresses to try with which of the peer's addresses.
-//! * `path`: MTU of an endpoint's port.
 //! * `cm`: identifiers, their events, and completion queues. `request`: private data of a connect request.
 //!   `control`: the control queue pair.
 //! * `connection`, `listener`: bringing up a lane from the connecting and the accepting end. `lane`: the lane.
@@ -32,7 +31,6 @@ mod devices;
 mod lane;
 mod listener;
 mod pairs;
-mod path;
 mod request;
 
 pub use connection::{ConnectError, Connection, connect};
@@ -40,7 +38,6 @@ pub use control::CONNECTION_LOCKED_BYTES;
 pub use devices::{Adapters, Endpoint, RegisterError, Unavailable, endpoints};
 pub use listener::{Listener, listen};
 pub use pairs::pairs;
-pub use path::{PortMtu, port_mtu};
 pub use rd_verbs::{InterfaceAddress, interface_addresses};
 pub use request::LaneRequest;
 
@@ -99,10 +96,8 @@ fn sleep_on<const N: usize>(descriptors: [BorrowedFd<'_>; N], timeout: Duration)
 
 /// Sleeps until something happens on `list` or `timeout` has passed.
 fn sleep(list: &mut [PollFd<'_>], timeout: Duration) {
-    let timeout =
-        Timespec { tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: timeout.subsec_nanos().into() };
     // An error (EINTR) is a spurious wake-up, which all callers allow.
-    let _ = poll(list, Some(&timeout));
+    let _ = poll(list, Timespec::try_from(timeout).ok().as_ref());
 }
 
 /// Returns the time left until `deadline`.

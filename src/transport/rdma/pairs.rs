@@ -46,6 +46,9 @@ mod tests {
             address: address.parse().expect("an address"),
             prefix_bits: if address.contains(':') { 64 } else { 24 },
             rate_mbps,
+            mtu_bytes: 0,
+            mtu_max_bytes: 0,
+            is_iwarp: false,
         }
     }
 

@@ -22,7 +22,7 @@ fn stream(from: u64, length: u64) -> Vec<u8> {
 static NOT_OVER: AtomicBool = AtomicBool::new(false);
 
 fn has_room(spool: &Spool) -> bool {
-    spool.state().used_bytes + SEGMENT_BYTES <= spool.bytes_max
+    crate::locked(&spool.state).used_bytes + SEGMENT_BYTES <= spool.bytes_max
 }
 
 fn begun(spool: &Arc<Spool>, from: u64) -> SpoolOutput {
@@ -86,7 +86,7 @@ fn whatever_comes_in_any_order_is_kept_as_long_as_it_is_needed() {
                     end += length as u64;
                 }
                 4 | 5 if has_tree && tree < end => {
-                    let Taken::Slice(slice) = spool.take() else { panic!("there is more") };
+                    let Ok(Some(slice)) = spool.take() else { panic!("there is more") };
                     assert!(slice.as_ref() == stream(tree, slice.as_ref().len() as u64), "case {case}");
                     tree += slice.as_ref().len() as u64;
                     held.push_back(slice);
@@ -108,7 +108,8 @@ fn whatever_comes_in_any_order_is_kept_as_long_as_it_is_needed() {
                 10 if has_next => {
                     // The next host has died. The host behind it has at least as much as was reported for it.
                     let from = kept + random.below(end - kept + 1);
-                    assert!(spool.state().places.start <= kept, "case {case}: {:?}", spool.state().places);
+                    let places = crate::locked(&spool.state).places;
+                    assert!(places.start <= kept, "case {case}: {places:?}");
                     output = Some(begun(&spool, from));
                     (sent, session_from) = (from, from);
                 }
@@ -127,7 +128,7 @@ fn whatever_comes_in_any_order_is_kept_as_long_as_it_is_needed() {
                 }
                 _ => {}
             }
-            let state = spool.state();
+            let state = crate::locked(&spool.state);
             let memory_of = |segment: &Segment| match &segment.memory {
                 Memory::Whole(..) => SEGMENT_BYTES,
                 Memory::Part { bytes, .. } => bytes.capacity(),
@@ -161,7 +162,7 @@ fn what_is_not_kept_or_not_there_is_refused() {
     for at in 0..3 {
         input.append(&stream(at * SEGMENT_BYTES as u64, SEGMENT_BYTES as u64), &NOT_OVER).expect("room");
     }
-    while spool.state().places.next.and_then(|next| next.reader) != Some(3 * SEGMENT_BYTES as u64) {
+    while crate::locked(&spool.state).places.next.and_then(|next| next.reader) != Some(3 * SEGMENT_BYTES as u64) {
         assert!(fill(&output, &mut target, &NOT_OVER).is_ok());
     }
     output.take_mark(&encode_mark(2 * SEGMENT_BYTES as u64)).expect("it was sent");
@@ -172,7 +173,7 @@ fn what_is_not_kept_or_not_there_is_refused() {
         if from < 3 * SEGMENT_BYTES as u64 && is_kept {
             assert!(fill(&again, &mut target, &NOT_OVER).is_ok(), "{from}");
         } else {
-            assert_eq!(spool.state().is_refused, !is_kept, "{from}");
+            assert_eq!(crate::locked(&spool.state).is_refused, !is_kept, "{from}");
             if !is_kept {
                 again.take_mark(&encode_mark(1)).expect("it has not heard of it");
                 assert!(matches!(again.next(1, &NOT_OVER), Outgoing::NotKept));
@@ -245,7 +246,7 @@ fn a_tree_that_stands_still_is_left_behind() {
     // The tree has taken a segment, and never finishes writing it.
     let piece = vec![1; SEGMENT_BYTES];
     input.append(&piece, &over).expect("room");
-    let Taken::Slice(_held) = spool.take() else { panic!("there is some") };
+    let Ok(Some(_held)) = spool.take() else { panic!("there is some") };
     thread::scope(|scope| {
         scope.spawn(|| while input.append(&piece, &over).is_ok() {});
         let bytes = pass_on(&spool, LAG_MAX + Duration::from_secs(1));
@@ -253,7 +254,7 @@ fn a_tree_that_stands_still_is_left_behind() {
         assert!(bytes > (SEGMENTS_MIN * SEGMENT_BYTES) as u64, "{bytes}");
     });
     assert!(spool.status().is_behind);
-    assert!(matches!(spool.take(), Taken::Gone));
+    assert!(matches!(spool.take(), Err(Gone)));
 }
 
 #[test]
@@ -265,7 +266,7 @@ fn a_slow_tree_is_not_left_behind_by_the_node_alone() {
     thread::scope(|scope| {
         scope.spawn(|| while input.append(&piece, &over).is_ok() {});
         let tree = scope.spawn(|| {
-            while let Taken::Slice(slice) = spool.take() {
+            while let Ok(Some(slice)) = spool.take() {
                 thread::sleep(Duration::from_millis(300));
                 drop(slice);
                 if over.load(Ordering::Relaxed) {
@@ -279,7 +280,7 @@ fn a_slow_tree_is_not_left_behind_by_the_node_alone() {
     });
     assert!(!spool.status().is_behind);
     spool.leave(true);
-    assert!(spool.status().is_behind && matches!(spool.take(), Taken::Gone));
+    assert!(spool.status().is_behind && matches!(spool.take(), Err(Gone)));
 }
 
 /// Whatever the length of chunks, a spool holds nearly as much as it may. The chain judges by that
@@ -291,7 +292,7 @@ fn short_chunks_fill_a_spool_as_well_as_long_ones() {
         let spool = Spool::new(bytes_max as u64, true, true);
         let input = spool.input();
         let (mut held, piece) = (0, vec![7; length]);
-        while spool.state().used_bytes + room_for(length) <= spool.bytes_max {
+        while crate::locked(&spool.state).used_bytes + room_for(length) <= spool.bytes_max {
             input.append(&piece, &NOT_OVER).expect("room");
             held += length;
         }

@@ -18,7 +18,7 @@ pub(super) const RECORD_BYTES_MAX: usize = CONTROL_BYTES_MAX + CONTROL_PREFIX_BY
 
 /// The record at the front of the received bytes.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Record<'a> {
+pub(crate) enum Record<'a> {
     /// A chunk's header; `wire_bytes` of payload follow. Only the header's first byte has been checked.
     Chunk { header: &'a [u8; CHUNK_HEADER_BYTES], wire_bytes: usize },
     /// A whole control frame, sealed: 1 to [`CONTROL_BYTES_MAX`] bytes.
@@ -27,7 +27,7 @@ pub(super) enum Record<'a> {
 
 impl Record<'_> {
     /// Number of bytes that the record takes up, without a chunk's payload.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::Chunk { .. } => CHUNK_HEADER_BYTES,
             Self::Control(sealed) => CONTROL_PREFIX_BYTES + sealed.len(),
@@ -36,7 +36,7 @@ impl Record<'_> {
 }
 
 /// Encodes a control frame. [`set_chunks`] fills in the number of chunks when the frame is sent.
-pub(super) fn control_record(sealed: &[u8]) -> Vec<u8> {
+pub(crate) fn control_record(sealed: &[u8]) -> Vec<u8> {
     let mut record = Vec::with_capacity(CONTROL_PREFIX_BYTES + sealed.len());
     record.extend([CONTROL_KIND, 0]);
     record.extend((sealed.len() as u16).to_le_bytes());
@@ -55,7 +55,7 @@ pub(super) fn set_chunks(record: &mut [u8], chunks: u8) {
 /// # Errors
 ///
 /// [`LaneError::Framing`] if the record is invalid; then nothing after it can be read either.
-pub(super) fn next_record(staged: &[u8], chunks: u8) -> Result<Option<Record<'_>>, LaneError> {
+pub(crate) fn next_record(staged: &[u8], chunks: u8) -> Result<Option<Record<'_>>, LaneError> {
     match staged.first() {
         None => Ok(None),
         Some(&CHUNK_KIND) => Ok(staged.first_chunk::<CHUNK_HEADER_BYTES>().map(|header| {

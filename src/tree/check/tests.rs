@@ -184,7 +184,7 @@ fn what_comes_next_is_read_ahead_where_it_is_cold() {
         let directory = openat(here(), top.path(), OFlags::DIRECTORY, Mode::empty()).expect("open");
         let (jobs, _queue) = bounded(1);
         checker.walk(&manifest[..], directory, &jobs).expect("walked");
-        assert_eq!(checker.differing.load(Relaxed), 3 * 70);
+        assert_eq!(crate::locked(&checker.totals).differing, 3 * 70);
         match &checker.ahead {
             // All but the first, which the walk reaches at once.
             Some(_) if is_cold => are_cached_soon(top.path(), (1..210).map(|at| (at / 70, at % 70))),

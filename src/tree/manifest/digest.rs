@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 
 use blake3::hazmat::{
     ChainingValue, HasherExt, Mode, left_subtree_len, max_subtree_len, merge_subtrees_non_root, merge_subtrees_root,
@@ -60,7 +60,7 @@ impl RangeDigest {
                 at += length;
             }
         }
-        let mut nodes = self.nodes();
+        let mut nodes = crate::locked(&self.nodes);
         let before = nodes.at.range(..end).next_back();
         nodes.is_void |= before.is_some_and(|(start, (length, _))| start + length > position);
         if nodes.at.len() + pieces.len() <= NODES_MAX {
@@ -108,7 +108,7 @@ impl RangeDigest {
     ///
     /// Fails with the error of `read`.
     pub fn finish<E>(&self, mut read: impl FnMut(&mut [u8], u64) -> Result<(), E>) -> Result<Hash, E> {
-        let mut nodes = self.nodes();
+        let mut nodes = crate::locked(&self.nodes);
         if nodes.is_void {
             nodes.at.clear();
         }
@@ -170,10 +170,6 @@ impl RangeDigest {
         }
         Ok(hasher)
     }
-
-    fn nodes(&self) -> MutexGuard<'_, Nodes> {
-        self.nodes.lock().expect("no panics under it")
-    }
 }
 
 #[cfg(test)]
@@ -230,7 +226,7 @@ mod tests {
         let digest = RangeDigest::new(data.len() as u64);
         for (number, piece) in data.chunks(4096).enumerate() {
             digest.add(piece, number as u64 * 4096);
-            assert!(digest.nodes().at.len() <= 12);
+            assert!(crate::locked(&digest.nodes).at.len() <= 12);
         }
         assert_eq!(finish(&digest, &data), (blake3::hash(&data), 0));
     }

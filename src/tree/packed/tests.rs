@@ -70,7 +70,7 @@ fn what_is_packed_is_unpacked_however_it_is_cut() {
         let unpacker = unpack(&stream, &mut maker, |item, position, bytes| sink.push(item, position, bytes));
         assert!(unpacker.expect("a tree").has_ended());
         let report = sink.finish().expect("all of it");
-        assert_eq!(report.failed, 0);
+        assert_eq!(report.figures.failed, 0);
         assert!(picture(&to.join("tree")) == picture(&from), "case {case}");
     }
 }
@@ -183,7 +183,7 @@ fn what_is_all_of_a_tree_has_no_name_before_it_is_proven() {
             std::thread::sleep(std::time::Duration::from_millis(50));
             assert!(!to.join("tree").exists(), "{}", from.display());
             match is_proven {
-                true => assert_eq!(sink.finish().expect("all of it").failed, 0),
+                true => assert_eq!(sink.finish().expect("all of it").figures.failed, 0),
                 false => sink.discard_forged(),
             }
             assert_eq!(fs::read_dir(&to).expect("it").count(), usize::from(is_proven), "{}", from.display());
@@ -217,6 +217,6 @@ fn what_is_cold_is_packed_as_well() {
     assert!(tally.direct_bytes.load(std::sync::atomic::Ordering::Relaxed) >= 15 << 20);
     let mut sink = sink(scratch.path());
     unpack(&stream, &mut maker, |item, position, bytes| sink.push(item, position, bytes)).expect("a tree");
-    assert_eq!(sink.finish().expect("all of it").failed, 0);
+    assert_eq!(sink.finish().expect("all of it").figures.failed, 0);
     assert!(picture(&scratch.path().join("tree")) == picture(&from));
 }

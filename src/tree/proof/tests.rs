@@ -3,7 +3,10 @@
 use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Weak, mpsc};
+use std::time::Duration;
+
+use rd_proto::tree::{Answer, Extensions, Time, Verdict, Xattrs};
 
 use super::*;
 use crate::fs::direct::Tally;
@@ -61,6 +64,16 @@ fn give(from: &[&Path], to: &Path, options: TreeOptions, expected: Expected) -> 
     sink.finish()
 }
 
+fn encoded(records: &[Record<'_>]) -> Arc<Vec<u8>> {
+    let mut bytes = Vec::new();
+    for record in records {
+        let at = bytes.len();
+        bytes.resize(at + record.encoded_bytes(), 0);
+        record.encode(&mut bytes[at..]).expect("as long as it says");
+    }
+    Arc::new(bytes)
+}
+
 fn bound(proof: TreeProof) -> Expected {
     Expected { proof, is_bound: true }
 }
@@ -93,15 +106,15 @@ fn a_tree_is_the_same_wherever_it_lies() {
         copy(&from, &giver, &TreeOptions::default(), false);
         assert_eq!(proof(&[&giver]), said, "seed {seed}");
         let report = give(&[&giver], &fresh, TreeOptions::default(), bound(said)).expect("the same");
-        assert_eq!((report.failed, report.is_other), (0, false), "seed {seed}");
+        assert_eq!((report.figures.failed, report.figures.is_other), (0, false), "seed {seed}");
         assert_eq!(picture(&fresh), picture(&from), "seed {seed}");
         // Over an older copy, so that only differences are sent.
         let compares = TreeOptions { compares: true, ..TreeOptions::default() };
         match give(&[&giver], &old, compares, bound(said)) {
             // A directory in the place of a file stays, and the file fails, which is nobody's forgery.
             Ok(report) => {
-                assert!(!report.is_other, "seed {seed}");
-                assert!(report.failed == 0 || picture(&old) != picture(&from), "seed {seed}");
+                assert!(!report.figures.is_other, "seed {seed}");
+                assert!(report.figures.failed == 0 || picture(&old) != picture(&from), "seed {seed}");
             }
             // What fails with a directory may not have been sent, so it cannot be compared.
             Err(refused) => {
@@ -202,7 +215,7 @@ fn what_a_giver_has_changed_is_refused() {
         let names: Vec<_> = fs::read_dir(scratch.path()).expect("there").collect();
         assert_eq!(names.len(), 2, "{what}: nothing of it stays: {names:?}");
         let report = give(&[&giver], &to, TreeOptions::default(), Expected { proof: said, is_bound: false });
-        assert!(report.expect("what it is now").is_other, "{what}");
+        assert!(report.expect("what it is now").figures.is_other, "{what}");
         assert!(to.exists());
     }
 }
@@ -220,6 +233,107 @@ fn the_order_of_files_does_not_matter_and_their_paths_do() {
     assert_eq!(sum(&[("a", 1), ("b", 2), ("c", 3)]), sum(&[("c", 3), ("a", 1), ("b", 2)]));
     assert_ne!(sum(&[("a", 1), ("b", 2)]), sum(&[("a", 2), ("b", 1)]));
     assert_ne!(sum(&[("a", 1)]), sum(&[("a", 1), ("a", 1)]));
+}
+
+/// Users and groups have other numbers on other hosts, so their entries may also be in another order.
+#[test]
+fn acls_are_compared_by_names() {
+    let proof = |ids: [u32; 2], permissions: u8, names: Option<[&[u8]; 2]>| {
+        let [one, other] = ids.map(u32::to_le_bytes);
+        let acl = [&[2, 0, 0, 0, 2, 0, permissions, 0][..], &one, &[2, 0, 4, 0], &other].concat();
+        let (mut xattrs, mut pushed, mut extensions) = (Vec::new(), Vec::new(), Vec::new());
+        assert!(Xattrs::push(&mut xattrs, ACLS[0], &acl));
+        for (id, name) in std::iter::zip(ids, names.unwrap_or_default()) {
+            assert!(name.is_empty() || AclNames::push(&mut pushed, AclNames::USER, id, name));
+        }
+        if names.is_some() {
+            assert!(Extensions::push(&mut extensions, Extension::AclNames(AclNames::new(&pushed)), false));
+        }
+        let (xattrs, extensions) = (Xattrs::new(&xattrs), Extensions::new(&extensions));
+        let mut outline = Outline::new(&TreeOptions::default());
+        outline.take(&Record::Directory { name: b"d", metadata: Metadata { xattrs, extensions, ..Metadata::ZERO } });
+        outline.finish(&Contents::default()).entries
+    };
+    let said = proof([1001, 1002], 4, Some([b"alice", b"bob"]));
+    for ids in [[1001, 1002], [7, 1001]] {
+        assert_eq!(proof(ids, 4, Some([b"alice", b"bob"])), said);
+        assert_eq!(proof(ids, 4, Some([b"bob", b"alice"])), said, "the other way round");
+        assert_ne!(proof(ids, 4, Some([b"alice", b"carol"])), said);
+        assert_ne!(proof(ids, 4, Some([b"alice", b""])), said);
+        assert_ne!(proof(ids, 6, Some([b"alice", b"bob"])), said);
+        assert_ne!(proof(ids, 4, None), said);
+    }
+    // The receiver takes no name for 0, which would make root of the user.
+    assert_ne!(proof([0, 1002], 4, Some([b"alice", b"bob"])), said);
+    assert_eq!(proof([0, 7], 4, Some([b"alice", b"bob"])), proof([0, 8], 4, Some([b"", b"bob"])));
+    // What has no name is compared by its number.
+    assert_ne!(proof([1, 2], 4, Some([b"", b"bob"])), proof([3, 4], 4, Some([b"", b"bob"])));
+    assert_eq!(proof([1, 2], 4, Some([b"", b"bob"])), proof([1, 4], 4, Some([b"", b"bob"])));
+    assert_ne!(proof([1, 2], 4, None), proof([3, 4], 4, None));
+}
+
+/// With numbers, or for root, the receiver does not heed the name of an owner.
+#[test]
+fn owners_are_compared_by_names_where_these_count() {
+    let [by_name, by_number] = [false, true].map(|numeric_ids| TreeOptions { numeric_ids, ..TreeOptions::default() });
+    let proof = |options: &TreeOptions, (uid, user): (u32, &[u8]), (gid, group): (u32, &[u8])| {
+        let mut extensions = Vec::new();
+        for (name, extension) in [(user, Extension::User(user)), (group, Extension::Group(group))] {
+            assert!(name.is_empty() || Extensions::push(&mut extensions, extension, false));
+        }
+        let metadata = Metadata { uid, gid, extensions: Extensions::new(&extensions), ..Metadata::ZERO };
+        let mut outline = Outline::new(options);
+        outline.take(&Record::Directory { name: b"d", metadata });
+        outline.finish(&Contents::default()).rights
+    };
+    let said = proof(&by_name, (1001, b"alice"), (100, b"staff"));
+    assert_eq!(proof(&by_name, (7, b"alice"), (8, b"staff")), said);
+    assert_ne!(proof(&by_name, (0, b"alice"), (100, b"staff")), said);
+    assert_ne!(proof(&by_name, (1001, b"alice"), (0, b"staff")), said);
+    assert_eq!(proof(&by_name, (0, b"alice"), (0, b"staff")), proof(&by_name, (0, b""), (0, b"")));
+    // A number may have the bytes of a name.
+    let aaaa = u32::from_le_bytes(*b"aaaa");
+    let said = proof(&by_number, (aaaa, b""), (aaaa, b""));
+    assert_ne!(proof(&by_number, (1001, b"aaaa"), (aaaa, b"")), said);
+    assert_ne!(proof(&by_number, (aaaa, b""), (1001, b"aaaa")), said);
+    assert_eq!(proof(&by_number, (aaaa, b"alice"), (aaaa, b"staff")), said);
+}
+
+/// The proof covers the metadata of a listed file as they are listed.
+#[test]
+fn contents_come_with_the_metadata_that_were_listed() {
+    let (mut attribute, listed) = (Vec::new(), Metadata { mode: 0o600, ..Metadata::ZERO });
+    assert!(Xattrs::push(&mut attribute, b"user.one", b"1"));
+    let later = Time { seconds: 1, nanoseconds: 0 };
+    for (what, came, is_right) in [
+        ("as listed", Metadata { accessed: later, ..listed }, true),
+        ("a mode", Metadata { mode: 0o4777, ..listed }, false),
+        ("an owner", Metadata { uid: 1, ..listed }, false),
+        ("a group", Metadata { gid: 1, ..listed }, false),
+        ("a time", Metadata { modified: later, ..listed }, false),
+        ("an attribute", Metadata { xattrs: Xattrs::new(&attribute), ..listed }, false),
+    ] {
+        let (scratch, options) = (scratch(), TreeOptions { compares: true, ..TreeOptions::default() });
+        let top = Record::Directory { name: b"root0", metadata: Metadata { mode: 0o700, ..Metadata::ZERO } };
+        let file = |metadata| Record::File { name: b"f", metadata, data: b"1" };
+        let mut summing = Summing::new(1, &options);
+        summing.take(0, 0, &encoded(&[top, file(listed), Record::Leave, Record::End { failures: 0 }]));
+        let expected = summing.finish().map(bound);
+        let names = Names::Only(b"to".to_vec());
+        let (tell, told) = mpsc::channel();
+        let answer = Box::new(move |answer: Answer| tell.send(answer).expect("it is heard"));
+        let destination = Destination { options, names, expected, ..Destination::default() };
+        let mut sink = TreeSink::new(scratch.path(), destination, answer).expect("a sink");
+        sink.push(0, 0, encoded(&[top, Record::Listed { name: b"f", metadata: listed, size: 1 }])).expect("listed");
+        let next = || told.recv_timeout(Duration::from_secs(20)).ok();
+        let wanted = Answer::Verdicts { first: 0, verdicts: vec![Verdict::Wanted] };
+        assert!(std::iter::from_fn(next).any(|answer| answer == wanted));
+        let contents = [Record::Wanted { number: 0 }, file(came), Record::Leave, Record::End { failures: 0 }];
+        let taken = sink.push(0, 0, encoded(&contents)).and_then(|()| sink.finish().map(drop));
+        drop(sink);
+        assert_eq!(taken, if is_right { Ok(()) } else { Err(Refused::Forged) }, "{what}");
+        assert_eq!(fs::read_dir(scratch.path()).expect("there").count(), usize::from(is_right), "{what}");
+    }
 }
 
 /// Whether a receiver deletes other entries does not change the proof of a tree.

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Mutex};
 
@@ -19,7 +19,7 @@ use rustix::io::Errno;
 
 use super::Names;
 use super::shared::restore_directory_times;
-use crate::fs::{DIRECTORY, Identity, PLACE, WHOLE, identity, name_beside, sync_directory};
+use crate::fs::{DIRECTORY, Identity, PLACE, WHOLE, again, descend, identity, name_beside, sync_directory};
 use crate::options::TreeOptions;
 use crate::tree::Fault;
 
@@ -133,7 +133,7 @@ impl Backup {
 
     /// Opens DIR. With `make`, missing directories are made. Otherwise `None` if DIR or DST is missing.
     fn open(&self, make: bool) -> Result<Option<Arc<Opened>>, Fault> {
-        let mut reached = self.reached.lock().expect("no panics under it");
+        let mut reached = crate::locked(&self.reached);
         if reached.opened.is_some() {
             return Ok(reached.opened.clone());
         }
@@ -168,19 +168,19 @@ impl Backup {
     /// Records that everything has been copied and all directories have their final times, which must be preserved from
     /// now on.
     pub fn keep_times(&self) {
-        self.reached.lock().expect("no panics under it").keeps_times = true;
+        crate::locked(&self.reached).keeps_times = true;
     }
 
     /// Keeps directories from being made for DIR as long as what is returned lives: a directory of DST gets its time
     /// either before that, and keeps it, or afterwards.
     pub fn hold(&self) -> impl Sized + '_ {
-        self.reached.lock().expect("no panics under it")
+        crate::locked(&self.reached)
     }
 
     /// Whether a directory that is about to be deleted is DIR, or lies on the way to it.
     pub fn is_in(&self, stat: &Stat) -> Result<bool, Fault> {
         self.open(false)?;
-        Ok(self.reached.lock().expect("no panics under it").way.contains(&identity(stat)))
+        Ok(crate::locked(&self.reached).way.contains(&identity(stat)))
     }
 
     /// Keeps an entry that is not a directory before another entry takes its name. `path` begins at DST.
@@ -218,18 +218,11 @@ impl Backup {
 
     /// Makes the backup of the directory at `path` (from DST on) durable, before that directory in DST is synced.
     pub fn sync(&self, path: &[u8]) -> Result<(), Errno> {
-        let Some(opened) = self.reached.lock().expect("no panics under it").opened.clone().filter(|_| self.syncs)
-        else {
-            return Ok(());
-        };
-        let mut here = again(&opened.directory)?;
-        for name in path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
-            here = match openat(&here, name, DIRECTORY, Mode::empty()) {
-                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(()),
-                next => next?,
-            };
+        let Some(opened) = crate::locked(&self.reached).opened.clone().filter(|_| self.syncs) else { return Ok(()) };
+        match descend(&opened.directory, path, DIRECTORY) {
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(()),
+            found => sync_directory(found?),
         }
-        sync_directory(&here)
     }
 
     /// Returns the directory in DIR for the entry at this path, and the entry's name. Missing directories are made with
@@ -263,11 +256,6 @@ impl Backup {
         }
         Ok((here, last))
     }
-}
-
-/// Opens the same directory again.
-fn again(directory: impl AsFd) -> Result<OwnedFd, Errno> {
-    openat(directory, ".", DIRECTORY, Mode::empty())
 }
 
 fn no_backup(error: Errno) -> Fault {
@@ -344,7 +332,7 @@ mod tests {
                 sink.finish().expect("whole")
             };
             let report = where_calls_fail(&[libc::SYS_utimensat], libc::EPERM, run);
-            assert_eq!((report.failed, report.deleted), (0, 1), "{:?}", report.failures);
+            assert_eq!((report.figures.failed, report.figures.deleted), (0, 1), "{:?}", report.failures);
             assert!(!at("d/gone").exists());
             assert_eq!(at(".kept/d/gone").exists(), backup_dir.is_some());
         }

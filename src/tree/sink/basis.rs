@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use rd_proto::tree::answer::Digest;
@@ -147,10 +147,6 @@ impl Basis {
         self.file.as_fd()
     }
 
-    fn blocks(&self) -> MutexGuard<'_, Vec<Block>> {
-        self.blocks.lock().expect("no panics under it")
-    }
-
     /// Start and length of a block of the new file.
     fn block(&self, number: usize) -> (u64, u64) {
         let start = number as u64 * self.block_bytes;
@@ -195,7 +191,7 @@ impl Basis {
     }
 
     fn note(&self, number: usize, block: Block) {
-        let known = &mut self.blocks()[number];
+        let known = &mut crate::locked(&self.blocks)[number];
         // A sender that does not wait for digests may have sent the block already.
         if *known == Block::Unknown {
             *known = block;
@@ -276,7 +272,7 @@ impl Basis {
     pub fn note_came(&self, position: u64, length: u64) {
         self.is_changed.store(true, Relaxed);
         let blocks = position / self.block_bytes..(position + length).div_ceil(self.block_bytes);
-        self.blocks()[blocks.start as usize..blocks.end as usize].fill(Block::Came);
+        crate::locked(&self.blocks)[blocks.start as usize..blocks.end as usize].fill(Block::Came);
     }
 
     /// Whether the older file is the new file: the sender has all digests and has sent nothing, and the older file
@@ -294,7 +290,7 @@ impl Basis {
                 && open.is_ok_and(|open| change(&self.stat, &open).is_none())
         };
         self.stat.st_size as u64 == self.size
-            && self.blocks().iter().all(is_told)
+            && crate::locked(&self.blocks).iter().all(is_told)
             && (self.elsewhere.is_some() || stays())
     }
 
@@ -307,7 +303,7 @@ impl Basis {
     /// of `write`.
     pub fn fill(&self, target: &OwnedFd, write: Write<'_>) -> Result<(), Fault> {
         // They stay: whether the older file is the new one may be asked again.
-        let blocks = self.blocks().clone();
+        let blocks = crate::locked(&self.blocks).clone();
         let promised = |number: &usize| matches!(blocks[*number], Block::Promised(_));
         let missing: Vec<_> = (0..blocks.len()).filter(promised).collect();
         if !self.keeps_holes && blocks.contains(&Block::Unknown) {
@@ -487,13 +483,19 @@ mod tests {
                 Basis::new((file, stat), None, size, 1 << 16, false, &open_blocks)
             };
             let first = huge(1 << 40);
-            assert_eq!((first.block_bytes, first.blocks().len()), (1 << 20, 1 << 20), "one alone is not bounded");
+            assert_eq!(
+                (first.block_bytes, crate::locked(&first.blocks).len()),
+                (1 << 20, 1 << 20),
+                "one alone is not bounded"
+            );
             let mut all = vec![first];
             all.extend((1..super::super::SLOTS_MAX as u32).map(|number| huge(1 << (40 + number % 20))));
-            let count: usize = all.iter().map(|basis| basis.blocks().len()).sum();
+            let count: usize = all.iter().map(|basis| crate::locked(&basis.blocks).len()).sum();
             assert_eq!(count as u64, open_blocks.load(Relaxed));
             assert!(count * BLOCK_BYTES <= 76 << 20, "{count}");
-            assert!(all.iter().all(|basis| !basis.blocks().is_empty() && basis.block_bytes.is_power_of_two()));
+            assert!(
+                all.iter().all(|basis| !crate::locked(&basis.blocks).is_empty() && basis.block_bytes.is_power_of_two())
+            );
             let small = huge(8 << 20);
             assert_eq!(small.block_bytes, 1 << 16, "few blocks are as short as ever");
             drop((all, small));

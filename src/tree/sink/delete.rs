@@ -6,11 +6,12 @@
 use std::cell::RefCell;
 use std::ffi::{CStr, OsStr};
 use std::fs::File;
-use std::io::{BufRead, BufReader, BufWriter, Read, Seek, Write};
+use std::io::{BufRead, BufReader, BufWriter, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
+use minicbor::bytes::{ByteSlice, ByteVec};
 use rd_proto::control::IoFact;
 use rd_proto::tree::DEPTH_MAX;
 use rustix::fs::{Access, AtFlags, FileType, Mode, Stat, fchmod, fstat, openat, statat, unlinkat};
@@ -24,16 +25,17 @@ use super::{Counts, Shared, itemize, unfinished};
 use crate::fault::errno_of;
 use crate::fs::metadata::open_up;
 use crate::fs::{
-    DIRECTORY, Identity, PLACE, identity, is_directory, is_temporary_name, may, open_quietly, partial, plain_fact,
-    sync_directory, temporary_directory, unlinked_anywhere,
+    DIRECTORY, Identity, PLACE, append, descend, identity, is_directory, is_temporary_name, may, open_quietly, partial,
+    plain_fact, sync_directory, take_next, temporary_directory, unlinked_anywhere,
 };
 use crate::tree::entries::{Change, Effect, Entry, FileKind};
 use crate::tree::names::Names;
 use crate::tree::{Fault, KEEPS_SPARED, NOT_PRUNED};
 
 /// Why a directory stays from which every known entry has gone.
-const IS_NOT_EMPTY: &str = "cannot delete it: another program uses or has just created something in it, or another \
-                            user's copy has left a file; see ls -lAR, and run this again once that is gone";
+const IS_NOT_EMPTY: &str = "cannot delete it: another program uses or has just created something in it, or a copy has \
+                            left .HASH.rd-part there that may be another user's; see ls -lAR, and run this again once \
+                            that is gone";
 
 /// Reasons why an entry stays, after its path.
 const IS_EXCLUDED: &str = "is excluded; move that away, or use --delete-excluded";
@@ -338,7 +340,7 @@ impl Remover<'_> {
             return true;
         }
         if self.shared.options.stats {
-            self.shared.stats().note(Effect::Deleted, kind, false);
+            crate::locked(&self.shared.stats).note(Effect::Deleted, kind, false);
         }
         if let Some(entries) = &self.shared.entries {
             let path = if self.shared.options.contents { path } else { self.shared.without_root(path) };
@@ -403,7 +405,7 @@ impl OpenDirectory {
     /// Remembers entries that are to be deleted at the end. Only the first failure is returned, because nothing is deleted
     /// after it.
     pub fn defer(&self, names: &mut Names) -> Result<(), Fault> {
-        let mut deferred = self.shared.deferred.lock().expect("no panics under it");
+        let mut deferred = crate::locked(&self.shared.deferred);
         if deferred.has_failed {
             return Ok(());
         }
@@ -416,7 +418,7 @@ impl OpenDirectory {
     /// before any entry was sent.
     pub fn delete_deferred(&self, unsent: u64) {
         let shared = &self.shared;
-        let deferred = shared.deferred.lock().expect("no panics under it").file.take();
+        let deferred = crate::locked(&shared.deferred).file.take();
         let Some(file) = deferred else { return };
         shared.backup.iter().for_each(Backup::keep_times);
         let delete = || {
@@ -427,7 +429,7 @@ impl OpenDirectory {
         };
         // Without `--delete-after`, deleting is put off only until everything of this session has come.
         let is_last = shared.options.generations.session.is_last || !shared.options.delete_after;
-        let has_all = is_last && unsent == 0 && shared.failures().count == 0;
+        let has_all = is_last && unsent == 0 && crate::locked(&shared.failures).count == 0;
         let deleted = match !has_all {
             true => Err(Fault::Detail(NOT_PRUNED)),
             false => delete().map_err(|error: std::io::Error| fault_of(&error)),
@@ -446,9 +448,6 @@ pub(super) struct Deferred {
     has_failed: bool,
 }
 
-/// Number of bytes of a directory's identity and of the length of its path.
-const HEAD_BYTES: usize = 20;
-
 impl Deferred {
     /// Adds the names in the directory at this path below the top.
     pub fn push(&mut self, directory: &OwnedFd, path: &[u8], names: &mut Names) -> std::io::Result<()> {
@@ -456,11 +455,7 @@ impl Deferred {
             Some(file) => file,
             none => none.insert(BufWriter::new(unlinked_anywhere()?)),
         };
-        let (device, inode) = identity(&fstat(directory)?);
-        file.write_all(&device.to_le_bytes())?;
-        file.write_all(&inode.to_le_bytes())?;
-        file.write_all(&(path.len() as u32).to_le_bytes())?;
-        file.write_all(path)?;
+        append(file, (identity(&fstat(directory)?), <&ByteSlice>::from(path)))?;
         while let Some((_, name)) = names.current() {
             file.write_all(name.to_bytes_with_nul())?;
             names.advance().map_err(|fault| fault.errno().unwrap_or(Errno::IO))?;
@@ -479,30 +474,23 @@ fn fault_of(error: &std::io::Error) -> Fault {
 /// Deletes the entries of the next directory in the file. Returns whether there was one.
 fn delete_next(file: &mut BufReader<File>, top: &OpenDirectory) -> std::io::Result<bool> {
     let shared = &top.shared;
-    let mut head = [0; HEAD_BYTES];
-    match file.read_exact(&mut head) {
-        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(false),
-        read => read?,
-    }
-    let number = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight bytes"));
-    let expected = (number(0), number(8));
-    let length = u32::from_le_bytes(head[16..].try_into().expect("four bytes"));
-    let mut path = vec![0; length as usize];
-    file.read_exact(&mut path)?;
+    let Some((expected, path)) = take_next::<(Identity, ByteVec)>(file)? else { return Ok(false) };
     let is_dry = shared.options.dry_run;
     let opened = reopen(top, &path, expected, is_dry);
-    let was_closed = opened.as_ref().is_ok_and(|(directory, stat)| !is_dry && open_up(directory, stat) == Ok(true));
+    let was_closed = opened
+        .as_ref()
+        .is_ok_and(|(directory, stat, was_shut)| *was_shut || !is_dry && open_up(directory, stat) == Ok(true));
     let mut name = Vec::new();
     let mut has_changed = false;
     while file.read_until(0, &mut name)? > 1 {
-        if let (Ok((directory, stat)), Ok(found)) = (&opened, CStr::from_bytes_with_nul(&name)) {
+        if let (Ok((directory, stat, _)), Ok(found)) = (&opened, CStr::from_bytes_with_nul(&name)) {
             let remover = Remover { shared, device: stat.st_dev, is_room: false, trial: None };
             let below = [&path[..], if path.is_empty() { b"" } else { b"/" }, found.to_bytes()].concat();
             has_changed |= remover.delete(directory.as_fd(), found, &top.top_path(), &below);
         }
         name.clear();
     }
-    let restored = opened.and_then(|(directory, stat)| {
+    let restored = opened.and_then(|(directory, stat, _)| {
         if was_closed {
             fchmod(&directory, Mode::from_raw_mode(stat.st_mode & 0o7777))?;
         }
@@ -522,24 +510,22 @@ fn delete_next(file: &mut BufReader<File>, top: &OpenDirectory) -> std::io::Resu
 }
 
 /// Opens the directory that had this path below the top when the walk left it. A directory that its owner may not read
-/// is opened up; the caller restores its mode after deleting in it. In a dry run such a directory is opened as a place
-/// only.
-fn reopen(top: &OpenDirectory, path: &[u8], expected: Identity, is_dry: bool) -> Result<(OwnedFd, Stat), Errno> {
-    let mut place = openat(&top.fd, ".", PLACE, Mode::empty())?;
-    if top.shared.options.no_implied_dirs && !path.is_empty() {
-        place = open_beneath(&top.fd, path, PLACE)?;
-    } else {
-        for name in path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
-            place = openat(&place, name, PLACE, Mode::empty())?;
-        }
-    }
+/// is opened up, which is reported; the caller restores its mode after deleting in it. In a dry run such a directory is
+/// opened as a place only.
+fn reopen(top: &OpenDirectory, path: &[u8], expected: Identity, is_dry: bool) -> Result<(OwnedFd, Stat, bool), Errno> {
+    let place = match top.shared.options.no_implied_dirs && !path.is_empty() {
+        true => open_beneath(&top.fd, path, PLACE)?,
+        false => descend(&top.fd, path, PLACE)?,
+    };
     let stat = fstat(&place)?;
     if identity(&stat) != expected {
         return Err(Errno::STALE);
     }
     match openat(&place, ".", DIRECTORY, Mode::empty()) {
-        Err(Errno::ACCESS) if is_dry => Ok((place, stat)),
-        Err(Errno::ACCESS) => Ok((partial::open_closed(&place, Mode::from_raw_mode(stat.st_mode & 0o7777))?, stat)),
-        opened => Ok((opened?, stat)),
+        Err(Errno::ACCESS) if is_dry => Ok((place, stat, false)),
+        Err(Errno::ACCESS) => {
+            Ok((partial::open_closed(&place, Mode::from_raw_mode(stat.st_mode & 0o7777))?, stat, true))
+        }
+        opened => Ok((opened?, stat, false)),
     }
 }

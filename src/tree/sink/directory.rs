@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use rd_proto::tree::Metadata;
+use rd_proto::tree::{Extension, Metadata};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, mkdirat, openat, unlinkat};
 use rustix::io::Errno;
 
@@ -22,9 +22,9 @@ use super::itemize::differing;
 use super::judge::with_same_time;
 use super::moves::Moves;
 use super::unfinished;
-use super::{Fault, SOURCE_IS_EMPTY, Shared, elsewhere, rehearse};
+use super::{Fault, Shared, elsewhere, rehearse};
 use crate::fs::metadata::{Object, has_default_acl, open_up, permitted, permitted_directory};
-use crate::fs::partial::{self, publish_directory};
+use crate::fs::partial::{self, PartialTree, TreeLock, publish_directory};
 use crate::fs::{DIRECTORY, PARTIAL, is_directory, is_regular, is_temporary_name, name_beside, sync_directory};
 use crate::tree::entries::{Effect, FileKind};
 use crate::tree::metadata::{self, Applied, Current, OwnedMetadata, parts};
@@ -70,7 +70,7 @@ pub(super) struct OpenDirectory {
     /// directory.
     left: Option<Mutex<BTreeMap<Vec<u8>, bool>>>,
     /// Whether the directory was made by this transfer or by an interrupted one. No entry in it counts as existing.
-    is_new: bool,
+    pub is_new: bool,
     /// Whether the directory is new, but entries that an earlier transfer left in it are compared. Entries that do not
     /// come are removed.
     pub is_resumed: bool,
@@ -87,12 +87,18 @@ pub(super) struct OpenDirectory {
     in_the_way: Mutex<BTreeSet<Vec<u8>>>,
     /// With `--delete`: entries of the directory that have not come.
     extraneous: Option<Mutex<Extraneous>>,
+    /// Whether the walk has reached any entry of the directory.
+    has_met: AtomicBool,
     /// Whether the directory gets no metadata except its former mode.
     keeps_metadata: bool,
     /// Root of the tree in which directories that only lead to others may be links (`--no-implied-dirs`).
     pub(super) root: Option<Arc<TreeRoot>>,
     /// Whether some entries of the source directory will not come.
     is_incomplete: AtomicBool,
+    /// Whether the user has named the directory as a source.
+    is_source: bool,
+    /// Whether several sources are merged here, or in a directory above, and one of them is empty.
+    lacks_source: bool,
     pub folding: Folding,
     /// Whether a directory still to come may be taken for this one, so that entries here may belong to that one.
     may_be_two: bool,
@@ -103,6 +109,7 @@ struct Unnamed {
     parent: Arc<OpenDirectory>,
     partial: CString,
     name: Vec<u8>,
+    _lock: TreeLock,
 }
 
 /// A directory that was made, or existed before.
@@ -219,6 +226,12 @@ impl OpenDirectory {
         entered.moves = parent.moves.clone();
         entered.keeps_metadata = keeps_metadata;
         entered.root = implied::root(&entered, parent)?;
+        let lacks_one = described.extensions.iter().find_map(|extension| match extension {
+            Extension::Source { lacks_one } => Some(lacks_one),
+            _ => None,
+        });
+        entered.is_source = parent.is_top() || lacks_one.is_some();
+        entered.lacks_source = parent.lacks_source || lacks_one == Some(true);
         // With `--existing` nothing is made in a new directory, so the sender must ask about each file.
         let is_asked = options.lists() && !options.dry_run && !options.existing;
         if parent.last.is_none() && options.generations.find_moves && options.lists() && !is_new {
@@ -250,7 +263,7 @@ impl OpenDirectory {
         }
         let beside = name_beside(name, PARTIAL);
         let open = || partial::open_tree(&parent.fd, &beside);
-        let (fd, has_left) = parent.patiently(&beside, open)?;
+        let PartialTree { fd, was_left: has_left, lock } = parent.patiently(&beside, open)?;
         // Another copy that was making the directory may have finished while this one waited.
         match parent.open(name) {
             Err(Errno::NOENT) => {}
@@ -263,7 +276,7 @@ impl OpenDirectory {
             }
         }
         let partial = CString::new(beside).map_err(|_| Errno::INVAL)?;
-        let unnamed = Some(Unnamed { parent: Arc::clone(parent), partial, name: name.to_vec() });
+        let unnamed = Some(Unnamed { parent: Arc::clone(parent), partial, name: name.to_vec(), _lock: lock });
         Ok(Made { fd, is_new: true, was_left: has_left, closed: None, unnamed })
     }
 
@@ -330,9 +343,12 @@ impl OpenDirectory {
             moves: None,
             in_the_way: Mutex::default(),
             extraneous: None,
+            has_met: AtomicBool::new(false),
             keeps_metadata: false,
             root: None,
             is_incomplete: AtomicBool::new(false),
+            is_source: false,
+            lacks_source: false,
             folding: Folding::none(),
             may_be_two: false,
         }
@@ -358,8 +374,9 @@ impl OpenDirectory {
 
     /// Records that the walk has reached an entry of the directory.
     pub fn meet(&self, name: &[u8]) {
+        self.has_met.store(true, Ordering::Relaxed);
         if let Some(extraneous) = &self.extraneous {
-            extraneous.lock().expect("no panics under it").meet(name);
+            crate::locked(extraneous).meet(name);
         }
     }
 
@@ -411,7 +428,7 @@ impl OpenDirectory {
     /// Deletes entries that have not come.
     fn delete(&self) {
         let Some(extraneous) = &self.extraneous else { return };
-        let mut extraneous = extraneous.lock().expect("no panics under it");
+        let mut extraneous = crate::locked(extraneous);
         let has_failed = self.is_incomplete() || self.shared.has_failed_in(&self.own_path());
         if has_failed {
             return;
@@ -434,12 +451,8 @@ impl OpenDirectory {
         if names.current().is_none() {
             return;
         }
-        let roots = if self.shared.root_name() == Some(b".") { 1 } else { 2 };
-        if self.names().len() == roots && !has_met && !self.shared.options.force_empty {
-            let options = &self.shared.options;
-            let is_filtered = !self.shared.patterns.is_empty() || options.prune_empty_dirs;
-            let why = if is_filtered { NOTHING_CAME } else { SOURCE_IS_EMPTY };
-            return self.shared.report(&self.own_path(), Fault::Detail(why));
+        if let Some(why) = self.why_kept(has_met) {
+            return self.shared.report(&self.own_path(), why);
         }
         if self.shared.options.delete_after || self.may_be_two {
             return self.defer(&mut names).unwrap_or_else(unlisted);
@@ -525,15 +538,16 @@ impl OpenDirectory {
         } else {
             self.delete();
             // This includes markers of files that have just been deleted.
-            let has_leftovers = |all: &Mutex<Extraneous>| all.lock().expect("no panics under it").has_leftovers;
+            let has_leftovers = |all: &Mutex<Extraneous>| crate::locked(all).has_leftovers;
             if self.extraneous.as_ref().is_some_and(has_leftovers) && !options.dry_run {
                 let _ = unfinished::remove_stale(self.fd.as_fd());
             }
         }
+        self.check_emptied();
         if options.dry_run {
             return Ok(());
         }
-        for name in self.left.iter().flat_map(|left| std::mem::take(&mut *left.lock().expect("no panics under it"))) {
+        for name in self.left.iter().flat_map(|left| std::mem::take(&mut *crate::locked(left))) {
             match if self.has_come_otherwise(&name.0) { Ok(()) } else { remove(&self.fd, &name.0) } {
                 Ok(()) | Err(Errno::NOENT) => {}
                 Err(error) => return Err(error.into()),
@@ -581,8 +595,12 @@ impl Drop for OpenDirectory {
             && let Err(error) = self.finish()
         {
             self.shared.report(&self.own_path(), error);
+            // It gets its name all the same.
+            if self.unnamed.is_some() && !is_stopped() {
+                partial::unmark(&self.fd);
+            }
         }
-        let Some(Unnamed { parent, partial, name }) = &self.unnamed else { return };
+        let Some(Unnamed { parent, partial, name, .. }) = &self.unnamed else { return };
         let is_ours = || partial::is_named(&parent.fd, &**partial, &self.fd);
         // If no entry of a list has come, there is no directory, as with rsync.
         let is_unused = || self.keeps_metadata && unlinkat(&parent.fd, partial, AtFlags::REMOVEDIR).is_ok();
@@ -605,14 +623,12 @@ impl Drop for OpenDirectory {
         }
         // An empty partial directory is of no use.
         if is_ours() && unlinkat(&parent.fd, partial, AtFlags::REMOVEDIR).is_err() {
+            // It may have its final mode.
+            partial::mark_tree(&parent.fd, &self.fd);
             self.shared.keep(parent.path(partial.to_bytes()));
         }
     }
 }
-
-/// Why nothing is deleted if the source may have entries that are left out. It begins like [`SOURCE_IS_EMPTY`].
-const NOTHING_CAME: &str = "was not emptied: the source is empty (not mounted?), or patterns or -m leave out all of \
-     it; use --force-empty to delete anyway";
 
 const MADE_MEANWHILE: &str = "created by someone else in the meantime; the copied data is beside it in .HASH.rd-part";
 

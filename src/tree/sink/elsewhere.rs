@@ -8,7 +8,7 @@
 //! * The file is reached by descriptors, from a directory that the user has named or that is written to. No link is
 //!   followed, not even a link in DST on the way to that directory.
 
-use std::ffi::OsStr;
+use std::ffi::{CString, OsStr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
@@ -29,11 +29,11 @@ use super::moves::Moved;
 use super::rehearse::Becomes;
 use super::snapshot::Snapshot;
 use super::target::Partial;
-use super::unfinished::{is_looked_for, is_marked_in};
+use super::unfinished::{have_same, is_looked_for, is_marked_in};
 use crate::fs::copy::{CopyError, copy_range};
 use crate::fs::holes::data_from;
 use crate::fs::metadata::{Object, lacks_proc};
-use crate::fs::{HASH_READ_BYTES, Identity, PLACE, close, hash_range, identity, io_fact, is_regular};
+use crate::fs::{HASH_READ_BYTES, Identity, PLACE, close, evict, hash_range, identity, io_fact, is_regular};
 use crate::options::{LATEST, TreeOptions};
 use crate::tree::contents::Medium;
 use crate::tree::entries::{Effect, FileKind};
@@ -211,7 +211,7 @@ pub(super) fn look(
 impl Elsewhere {
     /// Finds the regular file at this path below a directory.
     pub fn at(directory: &Arc<OwnedFd>, path: Vec<u8>) -> Option<Self> {
-        let (above, name) = open_below(directory, &path, OFlags::PATH).ok()?;
+        let (above, name) = open_below(directory, &path).ok()?;
         let stat = statat(above, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
         is_regular(&stat).then(|| Self { directory: Arc::clone(directory), path, stat, moved: None, digest: None })
     }
@@ -231,7 +231,7 @@ impl Elsewhere {
                 (file, stat)
             }
             None => {
-                let (above, name) = open_below(&self.directory, &self.path, OFlags::PATH).ok()?;
+                let (above, name) = open_below(&self.directory, &self.path).ok()?;
                 open_regular(above.as_fd(), &name)?
             }
         };
@@ -246,8 +246,7 @@ impl Elsewhere {
     fn is_whole(&self, options: &TreeOptions) -> bool {
         let is_told_by_time = self.moved.is_some() || !is_looked_for(options, &self.stat);
         is_told_by_time
-            || open_below(&self.directory, &self.path, OFlags::PATH)
-                .is_ok_and(|(above, name)| !is_marked_in(&*above, &name))
+            || open_below(&self.directory, &self.path).is_ok_and(|(above, name)| !is_marked_in(&*above, &name))
     }
 
     fn read_digest(&mut self) -> Option<[u8; 16]> {
@@ -288,16 +287,33 @@ impl Elsewhere {
         }
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let held = self.moved.as_ref().and_then(|moved| moved.held.as_ref());
-        let opened = match held {
-            Some(held) => held.file.try_clone().map_err(|_| Errno::MFILE),
-            None => open_below(&self.directory, &self.path, OFlags::PATH)
-                .and_then(|(above, name)| openat(above, name, flags, Mode::empty())),
+        let named = match held {
+            Some(_) => None,
+            None => open_below(&self.directory, &self.path)
+                .ok()
+                .and_then(|(above, name)| Some((above, CString::new(name).ok()?))),
         };
-        let Ok(file) = opened else { return Ok(false) };
+        let opened = match (held, &named) {
+            (Some(held), _) => held.file.try_clone().ok(),
+            (None, Some((above, name))) => openat(above, name.as_c_str(), flags, Mode::empty()).ok(),
+            (None, None) => None,
+        };
+        let Some(file) = opened else { return Ok(false) };
         let stat = fstat(&file)?;
         let mode = options.mode.then(|| metadata::mode(options, described, 0o777));
-        let place = Object::Path(file.as_fd());
-        if !is_same(&stat, &self.stat) || differing(shared, place, &stat, described, mode) != 0 {
+        // Without /proc, attributes cannot be read by a descriptor that is a place only.
+        let there = match &named {
+            Some((above, name)) => Object::Named(above.as_fd(), name),
+            None => Object::Open(file.as_fd()),
+        };
+        // Another file may have taken the name meanwhile.
+        let is_still_it = || match &named {
+            Some((above, name)) => {
+                statat(above, name.as_c_str(), AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|now| is_same(&now, &stat))
+            }
+            None => true,
+        };
+        if !is_same(&stat, &self.stat) || differing(shared, there, &stat, described, mode) != 0 || !is_still_it() {
             return Ok(false);
         }
         if let Some(Moved { moves, at, .. }) = &self.moved
@@ -347,17 +363,12 @@ fn is_no_link(error: Errno) -> bool {
 }
 
 /// Opens the directory that contains the last name of a path, and returns it with that name. No link is followed.
-pub(super) fn open_below(
-    directory: &Arc<OwnedFd>,
-    path: &[u8],
-    flags: OFlags,
-) -> Result<(Arc<OwnedFd>, Vec<u8>), Errno> {
-    let flags = flags | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+pub(super) fn open_below(directory: &Arc<OwnedFd>, path: &[u8]) -> Result<(Arc<OwnedFd>, Vec<u8>), Errno> {
     let mut names: Vec<&[u8]> = path.split(|&byte| byte == b'/').collect();
     let last = names.pop().unwrap_or_default().to_vec();
     let mut here = Arc::clone(directory);
     for name in names {
-        here = Arc::new(openat(&here, name, flags, Mode::empty())?);
+        here = Arc::new(openat(&here, name, PLACE, Mode::empty())?);
     }
     Ok((here, last))
 }
@@ -431,9 +442,8 @@ pub(super) fn copy_contents(shared: &Shared, from: &OwnedFd, to: &OwnedFd, size:
     // Last, because a length may be durable long before the data.
     entry::reach_length(to, size)?;
     if shared.options.reads_back() {
-        entry::evict(to, 0, size)?;
-        let mut scratch = vec![0; HASH_READ_BYTES];
-        if hash_range(from, 0, size, &mut scratch)? != hash_range(to, 0, size, &mut scratch)? {
+        evict(to, 0, size)?;
+        if !have_same(from, to, 0, size as usize) {
             return Err(Errno::IO);
         }
     }

@@ -7,19 +7,18 @@
 //! sixth less.
 
 use std::collections::VecDeque;
-use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::SystemTime;
 
 use rd_proto::control::IoFact;
 use rd_proto::tree::answer::BLOCK_BYTES_MIN;
 use rd_proto::tree::{Metadata, Record, Special};
 use rustix::fs::{
-    Advice, AtFlags, FallocateFlags, FileType, Mode, OFlags, Stat, fadvise, fallocate, fdatasync, fstat, fstatfs,
-    ftruncate, ioctl_ficlone, makedev, mknodat, openat, statat, symlinkat, unlinkat,
+    AtFlags, FallocateFlags, FileType, Mode, OFlags, Stat, fallocate, fdatasync, fstat, fstatfs, ftruncate,
+    ioctl_ficlone, makedev, mknodat, openat, statat, symlinkat, unlinkat,
 };
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
@@ -41,7 +40,7 @@ use crate::fs::partial::TRIES_MAX;
 use crate::fs::source::SHRANK;
 use crate::fs::write_out::WriteOut;
 use crate::fs::{
-    HASH_READ_BYTES, WHOLE, close, described, io_fact, is_serial, name_beside, plain_fact, read_up_to, write_at,
+    HASH_READ_BYTES, WHOLE, close, described, evict, io_fact, is_serial, name_beside, plain_fact, read_up_to, write_at,
 };
 use crate::log;
 use crate::tree::contents::Medium;
@@ -49,9 +48,6 @@ use crate::tree::entries::{Effect, FileKind};
 use crate::tree::manifest::digest::RangeDigest;
 use crate::tree::metadata::{self, Current, OwnedMetadata};
 use crate::tree::{FIRST_NAME_FAILED, Fault, leads_to};
-
-/// Number of bytes compared at a time.
-const READ_BACK_BYTES: usize = 32 << 10;
 
 /// Why a device is not written to. It cannot be emptied first, as a file is.
 const HOLES_UNCOMPARED: &str =
@@ -108,7 +104,7 @@ fn make_file(directory: &OpenDirectory, name: &[u8], metadata: &Metadata<'_>, da
     done.and_then(|()| partial.publish(directory, name, metadata))
         .inspect(|()| {
             shared.counts.bytes.fetch_add(size, Relaxed);
-            shared.stats().note_transferred(size, size);
+            crate::locked(&shared.stats).note_transferred(size, size);
             directory.note_whole(size);
             directory.tell(name, (Effect::Transferred, FileKind::Regular), differs, || None);
         })
@@ -116,39 +112,24 @@ fn make_file(directory: &OpenDirectory, name: &[u8], metadata: &Metadata<'_>, da
         .inspect_err(|_| partial.remove(directory, name))
 }
 
-/// If the options ask for that, reads written data back from the disk and compares it.
+/// If the options ask for that, makes the disk return the data: pages are written, dropped from the cache, and read
+/// again. If they cannot be dropped, because no disk is behind them or another process holds them, the cache is read
+/// instead.
+///
+/// # Errors
+///
+/// EIO if the data read differs.
 pub(super) fn check_stored(shared: &Shared, file: &OwnedFd, data: &[u8], position: u64) -> Result<(), Errno> {
-    if shared.options.reads_back() { read_back(file, data, position) } else { Ok(()) }
-}
-
-/// Writes cached data to the disk and drops the pages of this range, which goes to the end if `length` is 0.
-pub(super) fn evict(file: &OwnedFd, position: u64, length: u64) -> Result<(), Errno> {
-    fdatasync(file)?;
-    fadvise(file, position, NonZeroU64::new(length), Advice::DontNeed)
+    if !shared.options.reads_back() {
+        return Ok(());
+    }
+    evict(file, position, data.len() as u64)?;
+    if has_bytes(file, data, position) { Ok(()) } else { Err(Errno::IO) }
 }
 
 /// Gives a file that ends with a hole its length, after its data.
 pub(super) fn reach_length(file: &OwnedFd, size: u64) -> Result<(), Errno> {
     if (fstat(file)?.st_size as u64) < size { ftruncate(file, size) } else { Ok(()) }
-}
-
-/// Makes the disk return the data: pages are written, dropped from the cache, and read again. If they cannot be
-/// dropped, because no disk is behind them or another process holds them, the cache is read instead.
-///
-/// # Errors
-///
-/// EIO if the data read differs.
-fn read_back(file: &OwnedFd, data: &[u8], position: u64) -> Result<(), Errno> {
-    evict(file, position, data.len() as u64)?;
-    let mut scratch = [0; READ_BACK_BYTES];
-    for (number, expected) in data.chunks(READ_BACK_BYTES).enumerate() {
-        let read = &mut scratch[..expected.len()];
-        let at = position + (number * READ_BACK_BYTES) as u64;
-        if read_up_to(file, read, at)? < read.len() || read != expected {
-            return Err(Errno::IO);
-        }
-    }
-    Ok(())
 }
 
 /// Whether a link with this target would lead to the entry that it replaces. Then only a link to itself would be left.
@@ -390,7 +371,7 @@ impl Large {
     /// Hands a range to the thread that is writing to the file, which writes it before it releases the file. Returns
     /// the range if no thread is writing, or if several may write at once.
     pub fn leave(&self, range: Bytes, position: u64) -> Option<Bytes> {
-        match &mut *self.waiting() {
+        match &mut *crate::locked(&self.waiting) {
             Some(waiting) => {
                 waiting.push_back((range, position));
                 None
@@ -407,7 +388,7 @@ impl Large {
         }
         let mut next = Some((range, position));
         {
-            let mut waiting = self.waiting();
+            let mut waiting = crate::locked(&self.waiting);
             match &mut *waiting {
                 Some(waiting) => return waiting.extend(next),
                 nobody => *nobody = Some(VecDeque::new()),
@@ -417,16 +398,12 @@ impl Large {
             self.write((*range).as_ref(), position);
             // Returns the chunk at once.
             drop(range);
-            let mut waiting = self.waiting();
+            let mut waiting = crate::locked(&self.waiting);
             next = waiting.as_mut().and_then(VecDeque::pop_front);
             if next.is_none() {
                 *waiting = None;
             }
         }
-    }
-
-    fn waiting(&self) -> MutexGuard<'_, Option<VecDeque<(Bytes, u64)>>> {
-        self.waiting.lock().expect("no panics under it")
     }
 
     fn write(&self, data: &[u8], position: u64) {
@@ -641,7 +618,7 @@ impl Large {
 
     /// Adds another name, to be made when the file is published.
     pub fn link_later(&self, directory: Arc<OpenDirectory>, name: &[u8]) {
-        self.links.lock().expect("no panics under it").push((directory, name.to_vec()));
+        crate::locked(&self.links).push((directory, name.to_vec()));
     }
 
     pub fn path(&self) -> Vec<u8> {
@@ -691,7 +668,7 @@ impl Large {
             Ok(()) => {
                 let written_bytes = self.written_bytes.load(Relaxed);
                 self.shared.counts.bytes.fetch_add(written_bytes, Relaxed);
-                self.shared.stats().note_transferred(self.size, written_bytes);
+                crate::locked(&self.shared.stats).note_transferred(self.size, written_bytes);
                 taken.into_iter().for_each(|elsewhere| elsewhere.count(&self.shared));
                 let told = (Effect::Transferred, FileKind::Regular);
                 self.directory.tell(&self.name, told, self.differs, || None);
@@ -752,7 +729,7 @@ impl Drop for Large {
         let is_device = matches!(self.partial.way, Way::Device) && self.written_bytes.load(Relaxed) > 0;
         let is_incomplete = marker.is_some() && !is_undone || is_device && !is_published;
         if is_incomplete && self.shared.is_stopped.load(Acquire) {
-            self.shared.incomplete.lock().expect("no panics under it").push(self.path());
+            crate::locked(&self.shared.incomplete).push(self.path());
         }
         for (directory, name) in std::mem::take(self.links.get_mut().expect("no panics under it")) {
             let kept = self.basis.as_ref().filter(|_| self.is_kept.get().is_some());

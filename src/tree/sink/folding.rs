@@ -12,12 +12,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU8, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
-use rustix::fs::{AtFlags, Mode, Stat, fstat, fstatfs, ioctl_getflags, openat, statat};
+use rustix::fs::{AtFlags, Stat, fstat, fstatfs, ioctl_getflags, statat};
 use rustix::io::Errno;
 
 use super::directory::OpenDirectory;
 use crate::fs::metadata::restore_times;
-use crate::fs::{TMPFS_MAGIC, partial};
+use crate::fs::{TMPFS_MAGIC, again, partial};
 use crate::tree::Fault;
 use crate::tree::names::Names;
 
@@ -113,19 +113,19 @@ impl Folding {
     fn decide(&self, folds: bool) {
         self.state.store(if folds { FOLDS } else { TELLS_APART }, Relaxed);
         if !folds {
-            let keys = std::mem::take(&mut *self.keys.lock().expect("no panics under it"));
+            let keys = std::mem::take(&mut *crate::locked(&self.keys));
             self.held.fetch_sub(keys.len(), Relaxed);
         }
     }
 
     fn has_many(&self) -> bool {
-        self.keys.lock().expect("no panics under it").len() >= KEYS_UNASKED_MAX
+        crate::locked(&self.keys).len() >= KEYS_UNASKED_MAX
     }
 
     /// Adds a name that has come. Returns whether no earlier name may be treated as the same; `None` if there is no
     /// room.
     fn add(&self, name: &[u8]) -> Option<bool> {
-        let mut keys = self.keys.lock().expect("no panics under it");
+        let mut keys = crate::locked(&self.keys);
         let hash = keys.hasher().hash_one(key(name));
         if keys.contains(&hash) {
             return Some(false);
@@ -138,7 +138,7 @@ impl Folding {
     }
 
     fn has(&self, name: &[u8]) -> bool {
-        let keys = self.keys.lock().expect("no panics under it");
+        let keys = crate::locked(&self.keys);
         keys.contains(&keys.hasher().hash_one(key(name)))
     }
 
@@ -287,11 +287,6 @@ fn is_listed(directory: impl AsFd, name: &[u8]) -> Result<bool, Errno> {
     Ok(is_listed)
 }
 
-/// Opens a directory once more, so that no other reader's position in the listing is moved.
-fn again(directory: impl AsFd) -> Result<OwnedFd, Errno> {
-    openat(directory, ".", crate::fs::DIRECTORY, Mode::empty())
-}
-
 fn flagged(directory: &OwnedFd) -> u8 {
     let has_flag = ioctl_getflags(directory).is_ok_and(|flags| flags.bits() & CASEFOLD != 0);
     if has_flag { FOLDS } else { TELLS_APART }
@@ -377,7 +372,7 @@ mod tests {
                 fs::read_dir(top).expect("there").map(|entry| entry.expect("one").file_name()).collect();
             there.sort();
             if !folds {
-                assert_eq!((report.failed, there.len()), (0, 9), "{:?}", failed(&report));
+                assert_eq!((report.figures.failed, there.len()), (0, 9), "{:?}", failed(&report));
                 continue;
             }
             assert_eq!(there, ["D", "File", "Other", "d\u{e4}", "\u{c4}"]);
@@ -476,7 +471,7 @@ mod tests {
         let listed = Record::Listed { name: b"RENAMED", metadata: META, size: 3 };
         let records = [directory(b"E"), Record::Leave, directory(b"d"), listed, Record::Leave];
         let report = take(&one, options.clone(), true, &records);
-        assert_eq!(report.failed, 0, "{:?}", failed(&report));
+        assert_eq!(report.figures.failed, 0, "{:?}", failed(&report));
         let there = ["d/gone", "d/renamed", "e", "old"].into_iter().filter(|name| one.join(name).exists());
         assert_eq!(there.collect::<Vec<_>>(), ["d/renamed", "e"]);
         assert!(scratch.path().join("latest").is_symlink());
@@ -489,6 +484,6 @@ mod tests {
         let top = sink.levels[0].clone().expect("the top");
         fs::remove_dir_all(&one).expect("ours");
         assert!(!sink.was_left(&top, &directory(b"E")));
-        assert_eq!(sink.shared.failures().count, 1);
+        assert_eq!(crate::locked(&sink.shared.failures).count, 1);
     }
 }

@@ -119,7 +119,7 @@ mod tests {
             }
             let report = receive(scratch.path(), is_intact, &[b"further".to_vec()]);
             let what = format!("{has_old} {is_intact}: {:?}", report.failures);
-            assert_eq!(report.failed, u64::from(!is_intact), "{what}");
+            assert_eq!(report.figures.failed, u64::from(!is_intact), "{what}");
             if is_intact {
                 assert!(fs::read(&further).expect("made") == vec![7; SIZE as usize], "{what}");
                 let inode = |path| fs::metadata(path).expect("made").ino();
@@ -136,7 +136,7 @@ mod tests {
         let scratch = tempfile::tempdir().expect("a directory");
         let names: Vec<_> = (0..=LINKS_MAX).map(|number| format!("{number:04}").into_bytes()).collect();
         let report = receive(scratch.path(), true, &names);
-        assert_eq!((report.failed, report.others), (1, LINKS_MAX as u64));
+        assert_eq!((report.figures.failed, report.others), (1, LINKS_MAX as u64));
         assert_eq!(report.failures[0].detail, TOO_MANY.as_bytes());
         assert_eq!(fs::read_dir(scratch.path().join("b")).expect("a directory").count(), LINKS_MAX);
     }

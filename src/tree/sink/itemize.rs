@@ -13,7 +13,6 @@ use crate::fs::is_directory;
 use crate::fs::metadata::{ACCESS_ACL, ACLS, Object};
 use crate::tree::entries::{Change, Effect, Entry, FileKind, differs};
 use crate::tree::metadata::{self, Reader, Rights};
-use crate::tree::stats::Stats;
 
 pub(super) use crate::tree::stats::kind;
 
@@ -87,13 +86,9 @@ pub(super) struct Coming<'a> {
 }
 
 impl Shared {
-    pub(super) fn stats(&self) -> std::sync::MutexGuard<'_, Stats> {
-        self.stats.lock().expect("no panics under it")
-    }
-
     /// Answers the sender, and counts the bytes of the answer.
     pub(super) fn answer(&self, answer: Answer) {
-        self.stats().answered_bytes += answer.encoded_bytes() as u64;
+        crate::locked(&self.stats).answered_bytes += answer.encode().len() as u64;
         (self.answer)(answer);
     }
 
@@ -135,7 +130,7 @@ impl OpenDirectory {
         leads_to: impl FnOnce() -> Option<Vec<u8>>,
     ) {
         if self.shared.options.stats {
-            self.shared.stats().note(effect, kind, differs.is_none());
+            crate::locked(&self.shared.stats).note(effect, kind, differs.is_none());
         }
         let Some(entries) = &self.shared.entries else { return };
         let (path, leads_to) = (self.told_path(name), leads_to());

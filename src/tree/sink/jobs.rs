@@ -119,9 +119,9 @@ impl Batch {
                 if shared.is_stopped.load(Acquire) {
                     return;
                 }
-                let record = Record::decode(&mut &chunk[offset..]);
+                let (record, mut acls) = (Record::decode(&mut &chunk[offset..]), Vec::new());
                 let mut record = record.ok().flatten().expect("decoded before");
-                shared.owners.localize(&mut record);
+                shared.owners.localize(&mut record, &mut acls);
                 if let Record::Listed { name, metadata, size } = record {
                     let number = first + verdicts.len() as u64;
                     verdicts.push(judge::judge(&directory, number, name, &metadata, size));
@@ -148,7 +148,7 @@ pub(super) fn work(shared: &Shared, queue: &Receiver<Job>) {
             Job::Keep(wanted) => wanted.keep(),
         }
         // Only now has everything that the job held been released.
-        let mut pending = shared.pending.lock().expect("no panics under it");
+        let mut pending = crate::locked(&shared.pending);
         *pending -= 1;
         if *pending == 0 {
             shared.drained.notify_all();

@@ -10,22 +10,23 @@ use std::time::SystemTime;
 use rd_proto::tree::answer::{BLOCK_BYTES_MIN, VERDICTS_BYTES_MAX};
 use rd_proto::tree::blocks::block_bytes;
 use rd_proto::tree::{
-    Answer, LISTED_DIRECTORIES_MAX, LISTED_MAX, Metadata, PATH_BYTES_MAX, Record, Special, Time, Verdict,
+    Answer, LISTED_DIRECTORIES_MAX, LISTED_MAX, Metadata, PATH_BYTES_MAX, Record, Special, Time, Verdict, Xattrs,
 };
-use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, fsync, makedev, openat, readlinkat_raw, syncfs};
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, Stat, fstat, fsync, makedev, openat, readlinkat_raw, syncfs, unlinkat,
+};
 use rustix::io::Errno;
 
 use super::basis::{Compared, open_regular};
 use super::device;
 use super::directory::OpenDirectory;
 use super::elsewhere::{self, Elsewhere};
-use super::entry::evict;
 use super::itemize::{self, differing};
 use super::rehearse::Becomes;
 use super::{Refused, Shared, TreeSink, unfinished};
 use crate::fs::metadata::Object;
 use crate::fs::source::change;
-use crate::fs::{HASH_READ_BYTES, described, hash_range, identity, is_regular};
+use crate::fs::{HASH_READ_BYTES, described, evict, hash_range, identity, is_regular};
 use crate::options::TreeOptions;
 use crate::tree::Fault;
 use crate::tree::ahead::Pace;
@@ -110,7 +111,7 @@ impl TreeSink {
         if !self.shared.options.lists() {
             return Err(Refused::Data("a file without its contents, though they were requested"));
         }
-        if self.shared.wanted().is_too_much() {
+        if crate::locked(&self.shared.wanted).is_too_much() {
             return Err(Refused::Data("too many files without their contents"));
         }
         self.listed += 1;
@@ -119,7 +120,7 @@ impl TreeSink {
 
     /// Removes a listed file from the wanted ones and returns it.
     pub(super) fn take_wanted(&mut self, number: u64) -> Result<Wanted, Refused> {
-        self.shared.wanted().remove(number).ok_or(Refused::Data("contents that were not requested"))
+        crate::locked(&self.shared.wanted).remove(number).ok_or(Refused::Data("contents that were not requested"))
     }
 
     /// In a dry run, takes note that a listed file differs in contents from the existing one.
@@ -175,7 +176,7 @@ pub(super) fn judge(
         let metadata = OwnedMetadata::new(described);
         let elsewhere = elsewhere.map(Box::new);
         let wanted = Wanted { directory, name: name.to_vec(), metadata, size, is_compared, elsewhere, told };
-        shared.wanted().insert(number, wanted);
+        crate::locked(&shared.wanted).insert(number, wanted);
     }
     verdict
 }
@@ -196,6 +197,11 @@ fn verdict(
     let old = match directory.stat(name) {
         Err(Errno::NOENT) if options.existing || is_left => return Ok(Verdict::Left),
         Err(Errno::NOENT) => return Ok(Verdict::Wanted),
+        // It may be cut, or older than the source, and without the earlier transfer it would not be there.
+        Ok(_) if is_left && directory.is_resumed => {
+            unlinkat(&directory.fd, name, AtFlags::empty())?;
+            return Ok(Verdict::Left);
+        }
         old => old?,
     };
     let is_same_time = is_same_time(options, &old, described);
@@ -490,6 +496,13 @@ impl Wanted {
         self.is_compared.then(|| self.elsewhere.map_or(Compared::Named, Compared::Elsewhere))
     }
 
+    /// Whether the file has this metadata, apart from the time of the last access.
+    pub fn is_as_listed(&self, came: &Metadata<'_>) -> bool {
+        let listed = self.metadata.borrow();
+        let of = |it: &Metadata<'_>| (it.mode, it.uid, it.gid, it.modified);
+        of(&listed) == of(came) && in_order(listed.xattrs) == in_order(came.xattrs)
+    }
+
     /// Returns the metadata of the existing file, which has turned out to be the same.
     fn there(&self, name: &[u8]) -> Result<Stat, Fault> {
         match &self.told {
@@ -517,6 +530,13 @@ impl Wanted {
     }
 }
 
+/// Returns extended attributes in the order of their names. File systems list them in any order.
+fn in_order(xattrs: Xattrs<'_>) -> Vec<(&[u8], &[u8])> {
+    let mut all: Vec<_> = xattrs.iter().collect();
+    all.sort_unstable();
+    all
+}
+
 /// Whether a link or special file is left alone, because it exists already, or must not be made or replaced.
 pub(super) fn is_there(directory: &OpenDirectory, name: &[u8], record: &Record<'_>) -> Result<bool, Fault> {
     let options = &directory.shared.options;
@@ -527,7 +547,7 @@ pub(super) fn is_there(directory: &OpenDirectory, name: &[u8], record: &Record<'
         Err(Errno::NOENT) => return Ok(options.existing),
         old => old?,
     };
-    if options.ignore_existing {
+    if options.ignore_existing && !directory.is_resumed {
         directory.list(name, Medium::Disk);
         return Ok(true);
     }
@@ -560,10 +580,6 @@ fn is_the_same(directory: &OpenDirectory, name: &[u8], record: &Record<'_>, old:
 }
 
 impl Shared {
-    pub(super) fn wanted(&self) -> std::sync::MutexGuard<'_, AllWanted> {
-        self.wanted.lock().expect("no panics under it")
-    }
-
     /// Sends the verdicts on files from the number `first` on, in as many answers as they need.
     pub(super) fn answer_verdicts(&self, mut first: u64, mut verdicts: Vec<Verdict>) {
         while !verdicts.is_empty() {

@@ -86,9 +86,7 @@ impl TreeSink {
                     return Ok(());
                 }
                 let found = find(&top, &first, wanted);
-                let is_left_out = self.shared.options.existing && matches!(found, Err(Errno::NOENT));
-                if is_left_out {
-                    self.skipped += 1;
+                if self.shared.options.existing && matches!(found, Err(Errno::NOENT)) {
                     return Ok(());
                 }
                 let linked = found.map_err(Fault::from);
@@ -159,13 +157,13 @@ pub(super) fn link_again(
     if shared.options.sync {
         match directory.stat(name) {
             Err(Errno::NOENT) if shared.options.existing => return Ok(true),
-            Ok(_) if shared.options.ignore_existing => return Ok(true),
+            Ok(_) if shared.options.ignore_existing && !directory.is_resumed => return Ok(true),
             Ok(old) if identity(&old) == identity(&fstat(fd)?) => {
                 // The file is to have both names, whether or not it was moved.
                 let _ = directory.moves.as_ref().is_some_and(|moves| moves.meet(name, &old));
                 return Ok(true);
             }
-            Ok(old) if is_left_as_newer(&shared.options, &old, &Planned::of(&fstat(fd)?)) => {
+            Ok(old) if !directory.is_resumed && is_left_as_newer(&shared.options, &old, &Planned::of(&fstat(fd)?)) => {
                 // The sender is asked to keep a file that is left here only if the sender has listed that file.
                 let removes = shared.options.remove_source_files;
                 return if removes { Err(Fault::Detail(IS_NEWER)) } else { Ok(true) };

@@ -14,10 +14,10 @@ use rustix::io::Errno;
 
 use super::TreeSink;
 use super::basis::SCRATCH_BYTES;
-use super::entry::{Large, evict};
+use super::entry::Large;
 use super::jobs::Job;
 use super::target::Way;
-use crate::fs::hash_range;
+use crate::fs::{evict, hash_range};
 use crate::tree::digest_cache::OfBlocks;
 
 /// Number of bytes hashed before the digests of their blocks go to the sender.
@@ -89,7 +89,7 @@ impl Large {
             if self.shared.is_stopped.load(Relaxed) {
                 return;
             }
-            let mut parts = self.look.parts.lock().expect("no panics under it");
+            let mut parts = crate::locked(&self.look.parts);
             parts.hashed.insert(part, digests);
             // Answers are sent with the lock held, because they must go out in order.
             while let Some(digests) = {
@@ -108,7 +108,7 @@ impl Large {
 
     /// Digest that the cache keeps of a file that has turned out to be the same.
     pub fn of_blocks(&self) -> Option<[u8; 16]> {
-        self.look.parts.lock().expect("no panics under it").of_blocks.finish(self.size)
+        crate::locked(&self.look.parts).of_blocks.finish(self.size)
     }
 
     /// Makes the data of a file that is written in place come from the disk, if what stays is to be stable. After a

@@ -72,7 +72,7 @@ impl Shared {
 
     /// Waits until all files have been read, or their digests are no longer wanted.
     pub fn finish_manifest(&self) {
-        let reading = self.manifest.get().and_then(|manifest| manifest.reading().take());
+        let reading = self.manifest.get().and_then(|manifest| crate::locked(&manifest.reading).take());
         if let Some(Reading { jobs, threads }) = reading {
             drop(jobs);
             for thread in threads {
@@ -125,13 +125,9 @@ impl Manifest {
         self.entries.iter().for_each(|entries| entries.flush());
     }
 
-    fn reading(&self) -> std::sync::MutexGuard<'_, Option<Reading>> {
-        self.reading.lock().expect("no panics under it")
-    }
-
     /// Returns the queue for files to be read. The threads are started on first use.
     fn jobs(&self, shared: &Arc<Shared>) -> Result<Sender<Job<Unread>>, Fault> {
-        let mut reading = self.reading();
+        let mut reading = crate::locked(&self.reading);
         if let Some(Reading { jobs, .. }) = &*reading {
             return Ok(jobs.clone());
         }

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex};
 
 use nix::sys::resource::Resource;
 use rd_proto::tree::{DEPTH_MAX, Metadata};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fchmod, fstat, fsync, openat, statat};
+use rustix::fs::{AtFlags, FileType, Mode, Stat, fchmod, fstat, fsync, openat, statat};
 use rustix::io::Errno;
 
 use super::Shared;
@@ -306,7 +306,7 @@ impl Moves {
         above.hash(&mut hasher);
         let own = hasher.finish();
         let own_name = above.strip_suffix(b"/").and_then(|path| path.rsplit(|&byte| byte == b'/').next());
-        let mut claims = self.claims.lock().expect("no panics under it");
+        let mut claims = crate::locked(&self.claims);
         let at = candidates.into_iter().max_by_key(|&at| {
             let File { directory: number, seconds, nanoseconds, .. } = self.files[at];
             let claim = claims.get(&number);
@@ -319,7 +319,7 @@ impl Moves {
         drop(claims);
         let file = &self.files[at];
         let path = self.path_of(file);
-        let (above, last) = open_below(&self.root, &path, OFlags::PATH).ok()?;
+        let (above, last) = open_below(&self.root, &path).ok()?;
         let (opened, stat) = open_regular(above.as_fd(), &last)?;
         let key = (stat.st_size as u64, stat.st_mtime, stat.st_mtime_nsec as u32);
         let held = self.hold(opened);
@@ -372,7 +372,7 @@ impl Moves {
     }
 
     fn separate_one(&self, shared: &Shared, file: &File) -> Result<(), Fault> {
-        let (place, name) = open_below(&self.root, &self.path_of(file), OFlags::PATH)?;
+        let (place, name) = open_below(&self.root, &self.path_of(file))?;
         let is_it = |stat: &Stat| stat.st_ino == file.inode && stat.st_nlink > 1;
         match statat(&place, &*name, AtFlags::SYMLINK_NOFOLLOW) {
             // The directory has its final mode, which may deny access to its owner.
@@ -457,7 +457,7 @@ impl OpenDirectory {
         if moves.is_cut {
             self.shared.remark(plain_fact(OsStr::from_bytes(&self.path(b"")), IS_CUT));
         }
-        self.shared.moves.lock().expect("no panics under it").push(Arc::clone(&moves));
+        crate::locked(&self.shared.moves).push(Arc::clone(&moves));
         Ok(moves)
     }
 }
@@ -465,7 +465,7 @@ impl OpenDirectory {
 impl Shared {
     /// Gives a file of its own to each old name of a moved file that has stayed.
     pub(super) fn separate_moved(&self) {
-        let all = std::mem::take(&mut *self.moves.lock().expect("no panics under it"));
+        let all = std::mem::take(&mut *crate::locked(&self.moves));
         all.iter().for_each(|moves| moves.separate(self));
     }
 }
@@ -584,7 +584,7 @@ mod tests {
             let set_mode = |mode| fs::set_permissions(&above, fs::Permissions::from_mode(mode)).expect("ours");
             set_mode(mode);
             moves.separate(&sink.shared);
-            assert_eq!(sink.shared.failures().count, 0, "{mode:o}");
+            assert_eq!(crate::locked(&sink.shared.failures).count, 0, "{mode:o}");
             assert_eq!(fs::metadata(&above).expect("there").mode() & 0o7777, mode);
             set_mode(0o755);
             let inode = |path| fs::metadata(path).expect("there").ino();

@@ -9,6 +9,7 @@ use rd_proto::tree::Record;
 
 use super::entry::Large;
 use super::jobs::Job;
+use super::judge::Wanted;
 use super::{Refused, Shared, TreeSink};
 use crate::options::TreeOptions;
 use crate::tree::Fault;
@@ -68,6 +69,19 @@ impl TreeSink {
     /// Returns where the contents of a large file go that cannot be made; `None` if nothing is compared.
     pub(super) fn unkept(&self, name: &[u8], size: u64) -> Option<Passing> {
         Some(Passing::new(self.proving.as_ref()?.position.path(name), size))
+    }
+
+    /// Checks that the contents of a listed file come with the metadata that were listed: only those are proven.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused::Forged`].
+    pub(super) fn check_as_listed(&self, wanted: &Wanted, record: &Record<'_>) -> Result<(), Refused> {
+        let is_bound = self.proving.as_ref().is_some_and(|proving| proving.expected.is_bound);
+        match record.metadata() {
+            Some(came) if is_bound && !wanted.is_as_listed(&came) => Err(Refused::Forged),
+            _ => Ok(()),
+        }
     }
 
     /// Compares what has been received with what it must be. All data has been written, and entries held back have no

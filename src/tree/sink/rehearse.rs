@@ -103,7 +103,7 @@ impl OpenDirectory {
         let differs = self.compare(name, &coming);
         shared.made(&shared.counts.files);
         shared.counts.bytes.fetch_add(size, Relaxed);
-        shared.stats().note_transferred(size, 0);
+        crate::locked(&shared.stats).note_transferred(size, 0);
         shared.progress.wrote(size);
         self.tell(name, (Effect::Transferred, FileKind::Regular), differs, || None);
         self.plan(name, FileKind::Regular, described, Some(size), Becomes::New);
@@ -139,7 +139,7 @@ impl OpenDirectory {
         becomes: Becomes,
     ) {
         let Shared { options, setter, planned, .. } = &*self.shared;
-        let mut planned = planned.lock().expect("no panics under it");
+        let mut planned = crate::locked(planned);
         if planned.0.len() < PLANNED_MAX {
             let modified = (described.modified.seconds, described.modified.nanoseconds);
             let owner = setter.owner(options, described, (UNKNOWN, UNKNOWN));
@@ -161,7 +161,7 @@ impl OpenDirectory {
         wanted: impl Fn(FileType) -> bool,
     ) -> Result<bool, Fault> {
         let Shared { options, planned, .. } = &*self.shared;
-        let planned = planned.lock().expect("no panics under it").0.get(&told).copied();
+        let planned = crate::locked(planned).0.get(&told).copied();
         let found = if top.is_phantom { Err(Errno::NOENT) } else { find(top, first, wanted) };
         let found = found.and_then(|found| fstat(&found));
         let Some(planned) = planned.or_else(|| found.as_ref().ok().map(Planned::of)) else {

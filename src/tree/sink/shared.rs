@@ -135,11 +135,11 @@ impl Shared {
     }
 
     pub(super) fn remark(&self, without: IoFact) {
-        self.without.lock().expect("no panics under it").push(without);
+        crate::locked(&self.without).push(without);
     }
 
     pub(super) fn keep(&self, path: Vec<u8>) {
-        self.kept.lock().expect("no panics under it").push(path);
+        crate::locked(&self.kept).push(path);
     }
 
     /// Counts an entry, not a directory, that now stands where it should.
@@ -149,7 +149,7 @@ impl Shared {
     }
 
     pub(super) fn wait_drained(&self) {
-        let pending = self.pending.lock().expect("no panics under it");
+        let pending = crate::locked(&self.pending);
         drop(self.drained.wait_while(pending, |pending| *pending > 0).expect("no panics under it"));
     }
 }

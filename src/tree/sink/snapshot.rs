@@ -6,7 +6,8 @@
 //! and does not change any more, see `check_generation` in `agent/place.rs`. The generation to which `latest` leads is
 //! whole, too, even if a kill has kept its marker. The next run goes on with a marked generation, and removes entries
 //! that do not come any more. If several entries come into a generation, possibly in several sessions, each existing
-//! entry has a marker in it until it comes.
+//! entry has a marker in it until it comes. If `latest` leads to a generation that its user has removed, the link goes
+//! before that generation is made again.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -42,6 +43,10 @@ const NOT_LISTED: &str = "cannot find out whether an interrupted run left it und
 const NOT_CLEARED: &str = "cannot remove entries that an interrupted run left and SRC no longer has";
 
 const LEADS_OUT: &str = "leads out of the directory of generations; nothing is linked to it";
+
+const LED_HERE: &str = "led to this generation, which has been removed; nothing is linked to it";
+
+const HAS_NO_LINKS: &str = "--snapshot needs a file system with symbolic links, for latest; choose another DST";
 
 const IS_NO_LINK: &str = "is not a symbolic link; --snapshot needs this name for its link to the latest generation";
 
@@ -101,8 +106,46 @@ impl Snapshot {
                 error => Fault::Explained(error, NO_MARKER),
             });
             marked.map_err(|fault| fault.into_fact(path))?;
+            let latest = OsStr::from_bytes(LATEST);
+            if snapshot.drop_latest(options).map_err(|error| io_fact(latest, error))? {
+                top.shared.remark(plain_fact(latest, LED_HERE));
+            }
+            snapshot.try_link().map_err(|fault| fault.into_fact(latest))?;
         }
         Ok(Some(snapshot))
+    }
+
+    /// Removes `latest` if it leads to the generation, which is still to be made: its user has removed an earlier one of
+    /// this name. Otherwise what comes would be taken for whole from the beginning. Returns whether it did.
+    fn drop_latest(&self, options: &TreeOptions) -> Result<bool, Errno> {
+        let mut leads_to = [0; 512];
+        let length = readlinkat_raw(&self.generations, LATEST, &mut leads_to[..]).unwrap_or(0);
+        let leads = statat(&self.generations, LATEST, AtFlags::empty()).map(|latest| identity(&latest));
+        let leads_here = last_name(&leads_to[..length]) == self.name
+            && leads == self.stat(&self.name).map(|own| identity(&own))
+            && !options.generations.session.follows;
+        if leads_here {
+            unlinkat(&self.generations, LATEST, AtFlags::empty())?;
+            if options.syncs() {
+                sync_directory(&self.generations)?;
+            }
+        }
+        Ok(leads_here)
+    }
+
+    /// Checks that `latest` can be made, before a copy that may take hours. No other run makes this probe, because this
+    /// one holds the generation.
+    fn try_link(&self) -> Result<(), Fault> {
+        if self.stat(LATEST).is_ok() {
+            return Ok(());
+        }
+        let probe = name_beside(&self.name, WHOLE);
+        match symlinkat(&self.name, &self.generations, &probe) {
+            // A killed run may have left it.
+            Ok(()) | Err(Errno::EXIST) => Ok(unlinkat(&self.generations, &probe, AtFlags::empty())?),
+            Err(error @ (Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS)) => Err(Fault::Explained(error, HAS_NO_LINKS)),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Marks the generation as unfinished. If an earlier run has left it, also marks each entry that must come again.
@@ -286,7 +329,7 @@ impl Snapshot {
     /// Removes the marker that a kill may have kept of the generation to which `latest` leads. That generation is
     /// whole, and stays whole when `latest` leads elsewhere.
     fn unmark_latest(&self, leads_to: &[u8]) {
-        let name = leads_to.rsplit(|&byte| byte == b'/').find(|name| !name.is_empty()).unwrap_or_default();
+        let name = last_name(leads_to);
         let latest = statat(&self.generations, LATEST, AtFlags::empty()).map(|latest| identity(&latest));
         if is_name(name)
             && latest.is_ok_and(|latest| self.stat(name).is_ok_and(|named| identity(&named) == latest))
@@ -324,6 +367,11 @@ impl Snapshot {
     }
 }
 
+/// Returns the last name of the path to which a link leads.
+fn last_name(leads_to: &[u8]) -> &[u8] {
+    leads_to.rsplit(|&byte| byte == b'/').find(|name| !name.is_empty()).unwrap_or_default()
+}
+
 impl Drop for Snapshot {
     fn drop(&mut self) {
         if let Some(marker) = &self.marker
@@ -345,7 +393,8 @@ impl TreeSink {
     /// Makes `latest` lead to the generation, if all of it is there.
     pub(super) fn switch(&self) {
         let shared = &self.shared;
-        let is_whole = self.unsent == 0 && shared.counts.spared.load(Relaxed) == 0 && shared.failures().count == 0;
+        let is_whole =
+            self.unsent == 0 && shared.counts.spared.load(Relaxed) == 0 && crate::locked(&shared.failures).count == 0;
         let is_last = shared.options.generations.session.is_last && !shared.options.dry_run;
         let Some(snapshot) = self.snapshot.as_ref().filter(|_| is_whole && is_last) else { return };
         if let Err(error) = snapshot.clear() {

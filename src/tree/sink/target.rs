@@ -203,7 +203,7 @@ impl Partial {
         let mut mode = metadata::mode(options, described, directory.permitted);
         if !options.mode {
             mode &= 0o777;
-            let is_new = matches!(self.way, Way::Unseen | Way::InPlace { is_new: true, .. });
+            let is_new = directory.is_new || matches!(self.way, Way::Unseen | Way::InPlace { is_new: true, .. });
             let old = if is_new { None } else { directory.stat(name).ok() };
             if let Some(old) = old.filter(is_regular) {
                 mode = succeed(&self.file, &mut owner, &directory.fd, name, &old, !options.owner) & 0o777;
@@ -286,7 +286,7 @@ mod tests {
         // Whatever the sender leaves out is a hole, at the end as well.
         let closed = Record::Closed { item: 1, data_bytes: PART, is_intact: true };
         sink.push(0, 0, chunk(&[closed, Record::End { failures: 0 }])).expect("taken");
-        assert_eq!(sink.finish().expect("whole").failed, 0);
+        assert_eq!(sink.finish().expect("whole").figures.failed, 0);
         let expected = [vec![7; PART as usize], vec![0; (SIZE - PART) as usize]].concat();
         assert!(fs::read(scratch.path().join("f")).expect("made") == expected);
     }

@@ -36,7 +36,7 @@ impl Shared {
         if stops_everything(unset.error) && !is_of_group {
             return self.report(&path(), unset.error);
         }
-        let mut failures = self.failures();
+        let mut failures = crate::locked(&self.failures);
         failures.count += 1;
         failures.lacking.entry((unset.parts, unset.error.raw_os_error())).or_insert_with(|| lacking(unset, &path()));
     }

@@ -245,7 +245,7 @@ fn check(scratch: &Scratch, part_bytes: usize) -> Tree {
         assert_same(scratch, &last);
         let sent = source.sent();
         assert_eq!((&*sent.failures, last.failures), (&[][..], 0));
-        assert_eq!((sent.entries, sent.failed), (last.entries.len() as u64, 0));
+        assert_eq!((sent.figures.amount.entries, sent.figures.failed), (last.entries.len() as u64, 0));
     }
     last
 }
@@ -299,7 +299,7 @@ fn a_large_file_does_not_wait_for_slow_small_ones() {
     set_before_read(Some(Box::new(|_| std::thread::sleep(Duration::from_millis(20)))));
     let source = scratch.source(PART_BYTES);
     let mut parts = vec![one(&source, PART_BYTES).expect("records")];
-    assert_eq!(source.sent().entries, 3, "the top, the large file, one small file");
+    assert_eq!(source.sent().figures.amount.entries, 3, "the top, the large file, one small file");
     set_before_read(None);
     parts.extend(rest(&source, 1, PART_BYTES));
     assert_same(&scratch, &rebuild(parts));
@@ -387,7 +387,7 @@ fn a_file_that_failed_is_sent_under_its_next_name() {
     let mut parts = vec![one(&source, PART_BYTES).expect("records")];
     let file = fs::OpenOptions::new().write(true).open(scratch.0.join("l1")).expect("there");
     file.set_len(PART_BYTES as u64).expect("resized");
-    while source.shared().state == WalkState::Going {
+    while crate::locked(&source.shared).state == WalkState::Going {
         parts.push(one(&source, PART_BYTES).expect("a part"));
     }
     parts.extend(rest(&source, 1, PART_BYTES));
@@ -395,7 +395,7 @@ fn a_file_that_failed_is_sent_under_its_next_name() {
     let tree = rebuild(parts);
     // The second and third name of the large file were sent before its failure was known, because the walk goes first.
     assert_eq!(facts(&source), ["s1: changed size while it was read", "l1: shrank while it was read"]);
-    assert_eq!((tree.failures, source.sent().failed), (4, 4));
+    assert_eq!((tree.failures, source.sent().figures.failed), (4, 4));
     assert_eq!(tree.links[&b"t/s3"[..]], b"t/s2");
     assert_eq!(tree.entries[&b"t/s2"[..]], What::File(b"quite otherwise".to_vec()));
     assert!(!tree.entries.contains_key(&b"t/l2"[..]));
@@ -793,5 +793,5 @@ fn large_files_that_are_cold_are_read_past_the_cache() {
     assert!(is_told && laters == 0);
     assert_eq!(tally.direct_bytes.load(Ordering::Relaxed), data.len() as u64);
     assert_eq!(tally.cached_bytes.load(Ordering::Relaxed), 0);
-    assert_eq!(source.sent().bytes, data.len() as u64);
+    assert_eq!(source.sent().figures.amount.bytes, data.len() as u64);
 }

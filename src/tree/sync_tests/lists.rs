@@ -71,7 +71,7 @@ fn what_is_replaced_or_deleted_is_kept_in_the_backup_directory() {
         let bak = if is_inside { to.join("keep/bak") } else { scratch.path().join("bak") };
         let options = backing_up(if is_inside { "keep/bak" } else { "../bak" });
         let (_, report) = copy(&from, &to, &options, is_local);
-        assert_eq!(report.failed, 0, "{:?}", report.failures);
+        assert_eq!(report.figures.failed, 0, "{:?}", report.failures);
         let mut kept = owned(&old);
         kept.push(("link".to_owned(), "\"nowhere\"".to_owned()));
         kept.sort();
@@ -82,7 +82,7 @@ fn what_is_replaced_or_deleted_is_kept_in_the_backup_directory() {
         // DIR stays, and of several files of one name it holds the last.
         plant(&from, &[("a", "newer a")]);
         let (_, report) = copy(&from, &to, &options, is_local);
-        assert_eq!((report.failed, report.deleted), (0, 0), "{:?}", report.failures);
+        assert_eq!((report.figures.failed, report.figures.deleted), (0, 0), "{:?}", report.failures);
         assert_eq!(fs::read_to_string(bak.join("a")).expect("it"), "new a");
         assert_eq!(texts(&bak).len(), kept.len());
         if is_inside {
@@ -103,10 +103,10 @@ fn what_is_kept_is_synced() {
         plant(&to, &[("d/gone", "g"), ("gone/deep/f", "f")]);
         let options = TreeOptions { fsync: true, ..backing_up("../bak") };
         let (_, report) = where_calls_fail(&[libc::SYS_fsync], libc::EPERM, || copy(&from, &to, &options, is_local));
-        assert!(report.failed > 0, "{report:?}");
+        assert!(report.figures.failed > 0, "{report:?}");
         assert!(to.join("d/gone").exists() && to.join("gone/deep").exists());
         let (_, report) = copy(&from, &to, &options, is_local);
-        assert_eq!(report.failed, 0, "{:?}", report.failures);
+        assert_eq!(report.figures.failed, 0, "{:?}", report.failures);
         assert_eq!(texts(&scratch.path().join("bak")), owned(&[("d/gone", "g"), ("gone/deep/f", "f")]));
         assert!(!to.join("d/gone").exists() && !to.join("gone").exists());
     }
@@ -138,7 +138,7 @@ fn a_mode_that_is_set_is_synced_whether_or_not_the_file_can_be_opened() {
             false => std::thread::scope(|scope| scope.spawn(run).join().expect("its end")),
         };
         let report = report.expect("a tree");
-        assert_eq!(report.failed, 0, "{can_be_opened}: {:?}", report.failures);
+        assert_eq!(report.figures.failed, 0, "{can_be_opened}: {:?}", report.failures);
         assert_eq!(fs::metadata(&file).expect("it").mode() & 0o7777, 0o200, "{can_be_opened}");
     }
 }
@@ -169,7 +169,7 @@ fn a_directory_stays_until_its_successor_is_whole() {
             let x = scratch.path().join("root/x");
             assert_eq!(x.join("d/f").exists(), !is_replaced, "{entries:?}: {report:?}");
             assert_eq!(fs::symlink_metadata(&x).expect("it").is_dir(), !is_replaced, "{entries:?}: {report:?}");
-            assert_eq!(report.deleted, if is_replaced { 3 } else { 0 }, "{entries:?}: {report:?}");
+            assert_eq!(report.figures.deleted, if is_replaced { 3 } else { 0 }, "{entries:?}: {report:?}");
         }
     }
 }
@@ -192,7 +192,7 @@ fn a_directory_of_which_some_would_stay_is_not_emptied() {
             let mode = if dry_run { 0o755 } else { 0 };
             set_mode(mode);
             let (_, report) = copy(&from, &to, &options, is_local);
-            assert!(report.failed > 0 && report.deleted == 0, "{report:?}");
+            assert!(report.figures.failed > 0 && report.figures.deleted == 0, "{report:?}");
             let Some(fact) = report.failures.first() else { panic!("{report:?}") };
             assert!(String::from_utf8_lossy(&fact.detail).contains(why), "{fact:?}");
             assert_eq!(fs::metadata(to.join("x/d")).expect("there").mode() & 0o7777, mode);
@@ -200,7 +200,7 @@ fn a_directory_of_which_some_would_stay_is_not_emptied() {
             assert_eq!(texts(&to), owned(&all));
         }
         let (_, report) = copy(&from, &to, &whole, is_local);
-        assert_eq!((report.failed, report.deleted), (0, 5), "{report:?}");
+        assert_eq!((report.figures.failed, report.figures.deleted), (0, 5), "{report:?}");
         assert_eq!(texts(&to) == owned(&[("x", "new")]), !dry_run);
     }
 }
@@ -217,7 +217,7 @@ fn a_directory_that_cannot_be_emptied_is_named_before_anything_is_sent() {
         let options = TreeOptions { delete: true, ..sync() };
         let run = || copy(&from, &to, &options, is_local);
         let (sent, report) = where_calls_fail(&[libc::SYS_faccessat2], libc::EACCES, run);
-        assert_eq!((sent.bytes, report.deleted), (0, 0), "{report:?}");
+        assert_eq!((sent.figures.amount.bytes, report.figures.deleted), (0, 0), "{report:?}");
         let Some(fact) = report.failures.first() else { panic!("{report:?}") };
         assert!(String::from_utf8_lossy(&fact.detail).ends_with("x cannot be deleted"), "{fact:?}");
         assert_eq!(fact.errno, libc::EACCES);
@@ -235,7 +235,7 @@ fn a_link_and_a_directory_swap_their_names() {
         plant(&to, &[("data/f", "old")]);
         symlink("data", to.join("latest")).expect("a link");
         let (_, report) = copy(&from, &to, &TreeOptions { delete: true, dry_run, ..sync() }, is_local);
-        assert_eq!(report.failed, 0, "{:?}", report.failures);
+        assert_eq!(report.figures.failed, 0, "{:?}", report.failures);
         assert_eq!(texts(&to) == texts(&from), !dry_run);
     }
 }
@@ -250,7 +250,7 @@ fn what_cannot_be_kept_stays() {
     let fails = || copy(&from, &to, &backing_up("bak"), false);
     fs::create_dir(to.join("bak")).expect("a directory");
     let (_, report) = where_calls_fail(&[libc::SYS_mkdirat], libc::EINVAL, fails);
-    assert!(report.failed > 0, "{report:?}");
+    assert!(report.figures.failed > 0, "{report:?}");
     assert_eq!(fs::read_to_string(to.join("d/a")).expect("it"), "old");
     assert!(to.join("d/gone").exists());
     // An earlier backup is in the way: a link that leads out, or a file. It stays, and the link is not followed.
@@ -258,7 +258,7 @@ fn what_cannot_be_kept_stays() {
     symlink(scratch.path().join("outside"), to.join("bak/d")).expect("a link");
     plant(&to, &[("was-file/x", "x"), ("bak/was-file", "older")]);
     let (_, report) = copy(&from, &to, &backing_up("bak"), false);
-    assert!(report.failed >= 2, "{report:?}");
+    assert!(report.figures.failed >= 2, "{report:?}");
     assert_eq!(fs::read_dir(scratch.path().join("outside")).expect("it").count(), 0, "no link is followed");
     assert_eq!(fs::read_to_string(to.join("bak/was-file")).expect("it"), "older");
     assert!(to.join("bak/d").is_symlink());
@@ -282,12 +282,12 @@ fn a_link_that_has_come_does_not_lead_to_the_backup_directory() {
             false => backing_up(path),
         };
         let (_, report) = copy(&from, &to, &options("bak"), is_local);
-        assert!(report.failed > 0, "{report:?}");
+        assert!(report.figures.failed > 0, "{report:?}");
         assert_eq!(fs::read_dir(scratch.path().join("outside")).expect("it").count(), 0, "no link is followed");
         fs::remove_file(from.join("bak")).expect("ours");
         plant(&to, &[("zz/f", "theirs"), ("kept/other", "o"), ("gone", "g")]);
         let (_, report) = copy(&from, &to, &options("kept/bak"), is_local);
-        assert_eq!(report.failed, 0, "{:?}", report.failures);
+        assert_eq!(report.figures.failed, 0, "{:?}", report.failures);
         let kept = texts(&to.join("kept"));
         assert!(["other", "bak/gone", "bak/zz/f"].map(|path| kept.iter().any(|(name, _)| name == path)) == [true; 3]);
     }
@@ -333,7 +333,8 @@ fn deletion_at_the_end_leaves_what_deletion_at_once_leaves() {
         let options = deleting_after();
         for round in 0..6 {
             let (sent, report) = copy(&from, &to, &options, is_local);
-            assert_eq!((report.failed, sent.failed), (0, 0), "{:?} {:?}", report.failures, sent.failures);
+            let failed = report.figures.failed + sent.figures.failed;
+            assert_eq!(failed, 0, "{:?} {:?}", report.failures, sent.failures);
             assert_eq!(picture(&from), picture(&to), "round {round}");
             maker.change(&from);
         }
@@ -351,19 +352,19 @@ fn deletion_at_the_end_needs_all_to_be_copied() {
     let exclude = Rules(vec![Rule { pattern: b"*.o".to_vec().into(), is_include: false }]);
     let options = TreeOptions { in_place: true, rules: exclude, ..deleting_after() };
     let (_, report) = copy(&from, &to, &options, false);
-    assert_eq!((report.deleted, report.failed), (0, 2), "{:?}", report.failures);
+    assert_eq!((report.figures.deleted, report.figures.failed), (0, 2), "{:?}", report.failures);
     assert!(to.join("a/gone").exists() && to.join("gone/deep/file").exists() && to.join("a/kept").exists());
     fs::remove_file(scratch.path().join("other")).expect("ours");
     // As if another source had not been found.
     let mut not_all = options.clone();
     not_all.generations.session.is_last = false;
     let (_, report) = copy(&from, &to, &not_all, false);
-    assert_eq!((report.deleted, report.failed), (0, 1), "{:?}", report.failures);
+    assert_eq!((report.figures.deleted, report.figures.failed), (0, 1), "{:?}", report.failures);
     let few = TreeOptions { max_delete: Some(1), ..options.clone() };
     let (_, report) = copy(&from, &to, &few, false);
-    assert_eq!(report.deleted, 1, "{:?}", report.failures);
+    assert_eq!(report.figures.deleted, 1, "{:?}", report.failures);
     let (_, report) = copy(&from, &to, &options, false);
-    assert_eq!(report.failed, 0, "{:?}", report.failures);
+    assert_eq!(report.figures.failed, 0, "{:?}", report.failures);
     assert!(!to.join("a/gone").exists() && !to.join("gone").exists() && to.join("a/gone.o").exists());
 }
 
@@ -392,7 +393,7 @@ fn what_goes_while_it_is_looked_at_is_the_next_event() {
         let root = Root { only, ..Root::new(at("from"), "root") };
         let (sent, report) = copy_root(root, &at("to"), &sync(), false);
         hook::set_before_read(None);
-        assert_eq!((sent.failed, report.expect("a copy").failed), (failed, 0), "{:?}", sent.failures);
+        assert_eq!((sent.figures.failed, report.expect("a copy").figures.failed), (failed, 0), "{:?}", sent.failures);
         assert!(at("to/d/a").exists() && !at("to/d/b").exists() && at("to/d/c").exists());
     }
 }
@@ -415,7 +416,7 @@ fn what_a_watch_has_seen_touched_may_be_anything_by_now() {
         let root = Root { only: Some(only), ..Root::new(at("from"), "root") };
         let (sent, report) = copy_root(root, &at("to"), &TreeOptions { rules, ..options }, is_local);
         let report = report.expect("a copy");
-        assert_eq!((sent.failed, report.failed), (0, 0), "{:?} {:?}", sent.failures, report.failures);
+        assert_eq!((sent.figures.failed, report.figures.failed), (0, 0), "{:?} {:?}", sent.failures, report.failures);
         assert_eq!(fs::read_link(at("to/a")).expect("a link, not what it leads to"), at("out"));
         assert!(at("to/b").is_dir() && !at("to/b/sub").exists());
         assert_eq!(fs::read_to_string(at("to/c")).expect("a file"), "no directory");
@@ -441,7 +442,7 @@ fn directories_that_a_watch_has_not_seen_touched_are_pruned_as_ever() {
         let watched = |paths: &[&str]| {
             let root = Root { only: Some(touched(paths)), ..Root::new(at("from"), "root") };
             let (sent, report) = copy_root(root, &at("to"), &options, is_local);
-            assert_eq!((sent.failed, report.expect("a copy").failed), (0, 0));
+            assert_eq!((sent.figures.failed, report.expect("a copy").figures.failed), (0, 0));
         };
         fs::remove_file(at("from/top")).expect("removed");
         watched(&[""]);
@@ -451,6 +452,119 @@ fn directories_that_a_watch_has_not_seen_touched_are_pruned_as_ever() {
         watched(&["", "a"]);
         assert_eq!(texts(&at("to")), owned(&all[1..2]));
         assert!(!at("to/a").exists());
+    }
+}
+
+/// What is on another file system is passed over, so it is not known to be empty. What DST has there stays, and nothing
+/// else.
+#[test]
+fn what_is_passed_over_is_kept_but_not_what_is_beside_it() {
+    for (is_local, is_watched) in [(true, false), (false, false), (true, true), (false, true)] {
+        let scratch = scratch();
+        let at = |name: &str| scratch.path().join(name);
+        plant(scratch.path(), &[("from/f", "f"), ("to/z", "z"), ("to/m/keep", "m"), ("to/p/m/keep", "p")]);
+        fs::create_dir(at("from/p")).expect("a directory");
+        ["from/m", "from/p/m"].iter().for_each(|name| symlink("/proc", at(name)).expect("a link"));
+        let skips = TreeOptions { one_file_system: true, copy_dirlinks: true, mode: false, ..sync() };
+        let options = TreeOptions { delete: true, prune_empty_dirs: true, ..skips };
+        let root = Root { only: is_watched.then(|| touched(&[""])), ..Root::new(at("from"), "root") };
+        let (sent, report) = copy_root(root, &at("to"), &options, is_local);
+        let report = report.expect("a copy");
+        assert_eq!((sent.figures.failed, report.figures.failed), (0, 0), "{:?} {:?}", sent.failures, report.failures);
+        let kept = [("f", "f"), ("m/keep", "m"), ("p/m/keep", "p")];
+        assert_eq!(texts(&at("to")), owned(&kept), "{is_local} {is_watched}");
+    }
+}
+
+fn listing(paths: &[&str], recursive: bool) -> Only {
+    let paths = paths.iter().map(|path| path.as_bytes().to_vec().into()).collect();
+    Only { paths, recursive, ..Only::default() }
+}
+
+/// Its disk may not be mounted.
+#[test]
+fn a_listed_directory_that_is_empty_empties_nothing_unasked() {
+    let lists = [(&["disk"][..], true), (&["disk/"], false), (&["disk/", "f", "other"], true), (&["", "disk"], true)];
+    let modes = [(true, false), (false, false), (true, true), (false, true)];
+    for ((paths, recursive), (is_local, delete_after)) in
+        lists.into_iter().flat_map(|list| modes.map(|mode| (list, mode)))
+    {
+        let scratch = scratch();
+        let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
+        plant(&from, &[("f", "f"), ("other/f", "f")]);
+        fs::create_dir(from.join("disk")).expect("a directory");
+        plant(&to, &[("disk/1", "1"), ("disk/d/2", "2"), ("other/f", "f")]);
+        let run = |dry_run, force_empty| {
+            let only = listing(paths, recursive);
+            let keeps_root = !only.is_root();
+            let options = TreeOptions { keeps_root, delete_after, dry_run, force_empty, ..deleting_after() };
+            let root = Root { only: Some(only), ..Root::new(&from, "root") };
+            copy_root(root, &to, &options, is_local).1.expect("a copy")
+        };
+        for dry_run in [true, false] {
+            let report = run(dry_run, false);
+            let [fact] = &report.failures[..] else { panic!("{paths:?}: {report:?}") };
+            let why = b"was not emptied: the source is empty";
+            assert!(fact.path.ends_with(b"to/disk") && fact.detail.starts_with(why), "{paths:?}: {report:?}");
+            assert_eq!(report.figures.deleted, 0, "{paths:?}: {report:?}");
+            assert!(to.join("disk/1").exists() && to.join("disk/d/2").exists(), "{paths:?}");
+        }
+        let report = run(false, true);
+        assert_eq!(report.figures.failed, 0, "{paths:?}: {report:?}");
+        assert_eq!(fs::read_dir(to.join("disk")).expect("it").count(), 0, "{paths:?}");
+    }
+}
+
+#[test]
+fn latest_is_not_switched_to_what_an_empty_listed_directory_makes() {
+    for is_local in [true, false] {
+        let scratch = scratch();
+        let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
+        plant(&from, &[("disk/1", "1"), ("other/f", "f")]);
+        fs::create_dir(&to).expect("a directory");
+        let run = |name: &str, force_empty| {
+            let mut options = TreeOptions { keeps_root: true, force_empty, ..sync() };
+            options.generations.snapshot = Some(name.as_bytes().to_vec().into());
+            options.generations.session = Session { is_dst: true, is_last: true, ..Session::default() };
+            let root = Root { only: Some(listing(&["disk", "other"], true)), ..Root::new(&from, "root") };
+            let report = copy_root(root, &to.join(name), &options, is_local).1.expect("a copy");
+            (report, fs::read_link(to.join("latest")).expect("a link").into_os_string())
+        };
+        let (report, latest) = run("one", false);
+        assert_eq!((report.figures.failed, latest), (0, "one".into()), "{report:?}");
+        fs::remove_file(from.join("disk/1")).expect("it");
+        let (report, latest) = run("two", false);
+        let [fact] = &report.failures[..] else { panic!("{report:?}") };
+        assert!(fact.path == b"latest/disk" && fact.detail.starts_with(b"was not emptied: "), "{report:?}");
+        assert_eq!(latest, "one");
+        let (report, latest) = run("two", true);
+        assert_eq!((report.figures.failed, latest), (0, "two".into()), "{report:?}");
+    }
+}
+
+/// An older sender does not tell which directories are sources, and what it has sent is done as ever.
+#[test]
+fn what_may_have_come_from_an_empty_source_stays() {
+    let metadata = Metadata { mode: 0o755, ..Metadata::ZERO };
+    let [listed, merged] = [&b"\x08\0\0\x01\0\0"[..], b"\x08\0\0\x01\0\x01"]
+        .map(|source| Metadata { extensions: Extensions::new(source), ..metadata });
+    for (root, below, force_empty, kept) in [
+        (metadata, metadata, false, [false, false]),
+        (metadata, listed, false, [false, true]),
+        (merged, metadata, false, [true, true]),
+        (metadata, listed, true, [false, false]),
+        (merged, metadata, true, [false, false]),
+    ] {
+        let scratch = scratch();
+        plant(scratch.path(), &[("root/old", "1"), ("root/d/old", "2")]);
+        let directory = |name, metadata| Record::Directory { name, metadata };
+        let (leave, end) = (Record::Leave, Record::End { failures: 0 });
+        let records = [directory(b"root", root), directory(b"d", below), leave, leave, end];
+        let options = TreeOptions { delete: true, force_empty, ..sync() };
+        let report = taken(&options, scratch.path(), &records).expect("a tree");
+        assert_eq!(["root/old", "root/d/old"].map(|name| scratch.path().join(name).exists()), kept, "{report:?}");
+        assert_eq!(report.figures.failed, kept.iter().filter(|&&is_kept| is_kept).count() as u64, "{report:?}");
+        assert!(report.failures.iter().all(|fact| fact.detail.starts_with(b"was not emptied: ")), "{report:?}");
     }
 }
 
@@ -466,7 +580,7 @@ fn what_an_interrupted_copy_has_left_keeps_nothing_beside_it() {
             &TreeOptions { delete: true, ..sync() },
             is_local,
         );
-        assert_eq!((sent.failed, report.failed), (0, 0));
+        assert_eq!((sent.figures.failed, report.figures.failed), (0, 0));
         assert_eq!(texts(&scratch.path().join("to")), owned(&[("f", "f")]));
     }
 }
@@ -487,7 +601,7 @@ fn a_further_name_of_what_may_have_been_left_is_refused_but_of_a_file() {
         let records = [directory, link, further, Record::Leave, Record::End { failures: 0 }];
         let report = taken(&options, scratch.path(), &records).expect("a tree");
         let is_refused = ignore_existing || existing;
-        assert_eq!(report.failed == 1, is_refused, "{:?}", report.failures);
+        assert_eq!(report.figures.failed == 1, is_refused, "{:?}", report.failures);
         let target = fs::read_link(scratch.path().join("root/b")).expect("a link");
         assert_eq!(target == Path::new("other"), is_refused, "{}", target.display());
     }

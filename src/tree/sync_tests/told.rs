@@ -86,7 +86,7 @@ fn what_is_rewritten_after_it_was_read_gets_no_time_of_the_source() {
                     set_time(&path, 6);
                 }
             });
-            assert_eq!(report.failed, u64::from(is_rewritten), "{what}: {report:?}");
+            assert_eq!(report.figures.failed, u64::from(is_rewritten), "{what}: {report:?}");
             let expected = if is_rewritten { 6 } else { SECONDS };
             assert_eq!(fs::metadata(&path).expect("there").mtime(), expected, "{what}");
         }
@@ -103,6 +103,6 @@ fn names_of_one_file_are_kept_for_two_files_of_the_source() {
     set_time(&one, 5);
     let options = TreeOptions { checksum: true, ..sync() };
     let report = keep(&options, scratch.path(), &[b"f", b"g"], 8, || {});
-    assert_eq!((report.failed, report.same), (0, 2), "{report:?}");
+    assert_eq!((report.figures.failed, report.figures.same), (0, 2), "{report:?}");
     assert_eq!(fs::metadata(&other).expect("there").mtime(), SECONDS);
 }

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
 
+use nix::sys::resource::Resource;
 use rd_proto::tree::{Metadata, OPEN_MAX, Record};
 use rustix::fs::{SeekFrom, Stat, seek};
 
@@ -13,7 +14,17 @@ use crate::fs::holes;
 use crate::fs::metadata::Object;
 use crate::fs::source::{SHRANK, change, is_of_sysfs};
 use crate::fs::{described, read_up_to};
+use crate::limits;
 use crate::tree::Fault;
+
+/// Part of the limit on open files that large files may take. Within a host, each takes several: one at either end, as
+/// many to go past the page cache, and that of an older file.
+const OPEN_PART: u64 = 16;
+
+/// Returns how many large files may be open at once, with this limit on open files.
+fn open_max(limit: Option<u64>) -> usize {
+    limit.map_or(OPEN_MAX, |files| (files / OPEN_PART).clamp(1, OPEN_MAX as u64) as usize)
+}
 
 impl Recorder {
     /// Writes the record of a file with its contents, or that of a large file. Returns the number of the large file, or
@@ -30,13 +41,13 @@ impl Recorder {
         let (size, inode) = (stat.st_size as u64, self.inode(stat));
         let is_sparse = self.options.sparse && is_sparse(&file, stat);
         let is_inline = size <= self.inline_bytes_max as u64 && !is_sparse;
-        if !is_inline && self.open.len() == OPEN_MAX {
+        if !is_inline && self.open.len() >= open_max(limits::soft(Resource::RLIMIT_NOFILE)) {
             return Ok((Step::AtLimit, 0));
         }
         let metadata = self.reader.read(&self.options, Object::Open(file.as_fd()), stat)?;
         if is_inline {
             let (step, bytes) = small_file(entry, &file, stat, &metadata, self.inline_bytes_max, target)?;
-            self.sent.bytes += bytes;
+            self.sent.figures.amount.bytes += bytes;
             return Ok((step, 0));
         }
         let item = self.items.checked_add(1).ok_or(Fault::Detail("too many large files"))?;
@@ -132,6 +143,12 @@ mod tests {
     use rustix::fs::fstat;
 
     use super::*;
+
+    #[test]
+    fn large_files_leave_room_below_the_limit_on_open_files() {
+        let limits = [None, Some(1 << 30), Some(1024), Some(64), Some(8)];
+        assert_eq!(limits.map(open_max), [OPEN_MAX, OPEN_MAX, OPEN_MAX, 4, 1]);
+    }
 
     #[test]
     fn few_blocks_are_no_hole() {

@@ -2,14 +2,14 @@
 
 use std::os::fd::OwnedFd;
 
-use rd_proto::tree::NAME_BYTES_MAX;
+use rd_proto::tree::{Extension, NAME_BYTES_MAX};
 use rustix::fs::{FileType, OFlags, RawDir, Stat};
 use rustix::io::Errno;
 
 use super::place::{Entered, Entry, Layer, Level, Place};
 use super::selected::Scope;
 use super::{REPLACED, Recorder, Seen, follow};
-use crate::fs::identity;
+use crate::fs::{identity, partial};
 use crate::tree::Fault;
 use crate::tree::names::Names;
 
@@ -65,6 +65,27 @@ impl Recorder {
             }
         }
         entered
+    }
+
+    /// Returns what the receiver has to know of a directory that the user has named as a source, because nothing is to
+    /// be deleted for a source whose disk is not mounted.
+    pub(super) fn as_source(&mut self, place: &Place, entry: &Entry<'_>) -> Option<Extension<'static>> {
+        if !self.options.delete && self.options.generations.snapshot.is_none() {
+            return None;
+        }
+        if place.levels.len() > 1 {
+            let (selected, level) = place.selected.as_ref().zip(place.levels.last())?;
+            let is_listed = !selected.is_watched && selected.are_listed(&level.scope, entry.name).1;
+            return is_listed.then_some(Extension::Source { lacks_one: false });
+        }
+        let others: Vec<_> = place.others(entry).collect();
+        // Opened anew, because the walk reads its own descriptor from the beginning.
+        let mut is_empty = |source: &Entry<'_>| {
+            let opened = self.open(source, FileType::Directory, None, OFlags::DIRECTORY);
+            opened.is_ok_and(|(directory, _)| partial::for_each(directory, |_| Err(Errno::EXIST)).is_ok())
+        };
+        let lacks_one = !others.is_empty() && (is_empty(entry) || others.iter().any(is_empty));
+        lacks_one.then_some(Extension::Source { lacks_one })
     }
 
     /// Reads the names in the directory entered last, which has been recorded.

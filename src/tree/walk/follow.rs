@@ -52,11 +52,11 @@ pub fn is_loop(place: &Place, entry: &Entry<'_>, stat: &Stat) -> bool {
     entry.follow && entry.way.is_none() && open.any(is_it)
 }
 
-/// Whether a directory is on another file system than its root.
+/// Whether the directory entered last is on another file system than the directory that it is in. A root never is.
 pub fn is_mounted(place: &Place, layer: &Layer) -> bool {
-    let roots = place.levels.get(1).map_or(&[][..], |level| &level.layers);
+    let above = place.levels.last().map_or(&[][..], |level| &level.layers);
     let device = |layer: &Layer| fstat(&layer.directory).ok().map(|stat| stat.st_dev);
-    roots.iter().find(|root| root.root == layer.root).is_some_and(|root| device(root) != device(layer))
+    above.iter().find(|above| above.root == layer.root).is_some_and(|above| device(above) != device(layer))
 }
 
 impl Recorder {

@@ -68,9 +68,14 @@ impl Recorder {
         let mut levels: Vec<(Vec<u8>, OwnedFd, Vec<CString>)> = Vec::new();
         let mut next = Some((path.to_vec(), directory));
         loop {
-            if let Some((path, directory)) = next.take().filter(|(_, directory)| !is_beyond(directory)) {
-                let Ok(below) = self.only_directories(place, &path, &directory) else { return true };
-                levels.push((path, directory, below));
+            match next.take() {
+                // What the receiver has there stays, see [`Walk::leave_held`].
+                Some((_, directory)) if is_beyond(&directory) && self.options.delete => return true,
+                Some((path, directory)) if !is_beyond(&directory) => {
+                    let Ok(below) = self.only_directories(place, &path, &directory) else { return true };
+                    levels.push((path, directory, below));
+                }
+                _ => {}
             }
             let depth = levels.len();
             let Some((path, directory, below)) = levels.last_mut() else { return false };
@@ -128,8 +133,19 @@ impl Walk {
         }
     }
 
-    /// Leaves the last directory if nothing of it was sent.
-    pub(super) fn leave_held(&mut self) -> Option<Step> {
+    /// Leaves the last directory if nothing of it was sent. With `--delete`, its record is sent first if it is not known
+    /// to be empty: what the receiver has in it stays, and only there.
+    pub(super) fn leave_held(&mut self, target: &mut [u8]) -> Option<Step> {
+        if let [_, .., above, level] = &self.place.levels[..]
+            && level.held.is_some()
+            && level.is_incomplete
+            && !above.is_incomplete
+            && self.recorder.options.delete
+        {
+            let (length, count, _) = self.place.write_held(target);
+            self.release(count);
+            return Some(if count > 0 { Step::Wrote(length) } else { Step::Full });
+        }
         let level = self.place.levels.pop_if(|level| level.held.is_some())?;
         // Entries that are not known to be gone from it keep the directory above from being complete.
         let above = self.place.levels.last_mut().expect("the top is never left");

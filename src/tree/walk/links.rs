@@ -208,7 +208,7 @@ impl Recorder {
             if !entry.follow {
                 self.links.count(inode);
             }
-            self.sent.size_bytes += size_of(stat);
+            self.sent.figures.size_bytes += size_of(stat);
             self.spend(|| place.whereabouts(entry), Was::from(stat), item);
         }
         Some(step)

@@ -329,7 +329,7 @@ impl Recorder {
         if let Step::Wrote(_) = step {
             self.listed.push(listed);
             self.room -= 1;
-            self.sent.size_bytes += size;
+            self.sent.figures.size_bytes += size;
             if let Some(inode) = inode {
                 self.links.insert(inode, place.tree_path(entry.name), further_names(entry, &stat), 0);
                 self.unsettled.insert(inode);

@@ -208,6 +208,13 @@ impl Place {
         self.selected.is_some() && !self.is_watched() && self.levels.len() > 1 && self.lists(name).1
     }
 
+    /// Returns whether the user has listed paths below the directory entered last, and whether the directory itself.
+    pub fn entered_is_listed(&self) -> (bool, bool) {
+        let selected = self.selected.as_ref().zip(self.levels.last());
+        let selected = selected.filter(|(selected, _)| self.levels.len() > 1 && !selected.is_watched);
+        selected.map_or((false, false), |(selected, level)| selected.are_listed(&level.scope, level.entered()))
+    }
+
     /// Whether the listed paths come from a watch that has seen changes there.
     pub fn is_watched(&self) -> bool {
         self.selected.as_ref().is_some_and(|selected| selected.is_watched)

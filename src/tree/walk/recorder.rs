@@ -1,12 +1,13 @@
 //! Makes the records of a walk: looks at, opens and describes one entry at a time.
 
 use std::collections::{BTreeMap, HashSet};
+use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rd_proto::control::IoFact;
 use rd_proto::tree::{DEPTH_MAX, Metadata, PATH_BYTES_MAX, Record, Special};
-use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, major, minor, openat, readlinkat_raw};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, major, minor, openat, readlinkat_raw, statat};
 use rustix::io::Errno;
 
 use super::follow::{self, Treatment};
@@ -17,12 +18,22 @@ use super::sent::{Sent, size_of};
 use super::spent::{Log, Was, Whereabouts};
 use super::{Finished, LEADS_NOWHERE, LargeFile, REPLACED};
 use crate::fs::metadata::Object;
-use crate::fs::{Identity, described, identity, is_regular, is_temporary_name, plain_fact};
+use crate::fs::{
+    DIRECTORY, Identity, UNFINISHED, described, identity, is_regular, is_temporary_name, name_beside, partial,
+    plain_fact,
+};
 use crate::options::TreeOptions;
 use crate::tree::digest_cache::DigestCache;
 use crate::tree::metadata::Reader;
 use crate::tree::patterns::Patterns;
 use crate::tree::{Fault, IS_LEFTOVER, stats};
+
+/// Why the mark of an unfinished entry is not passed over like what else an interrupted copy leaves.
+const IS_MARK: &str =
+    "marks an entry beside it as unfinished, whose copy would count as complete; finish or remove that entry";
+
+/// Maximum number of names among which the entry of a mark is looked for.
+const BESIDE_MAX: usize = 4096;
 
 /// Result of one step.
 pub(super) enum Step {
@@ -103,7 +114,7 @@ impl Recorder {
 
     pub(super) fn fail_also(&mut self, count: u64) {
         self.failures += count;
-        self.sent.failed += count;
+        self.sent.figures.failed += count;
     }
 
     /// Accounts for a large file whose end has been recorded.
@@ -209,6 +220,9 @@ impl Recorder {
             if place.levels.len() == 1 {
                 return Err(Fault::Detail(IS_LEFTOVER));
             }
+            if is_mark(entry) {
+                return Err(Fault::Detail(IS_MARK));
+            }
             self.sent.leftovers.keep(plain_fact(&place.source_path(entry), IS_LEFTOVER));
             return Ok(None);
         }
@@ -251,10 +265,14 @@ impl Recorder {
                 if self.is_pruned(place, entry.name, &directory) {
                     return Ok(Step::Passed);
                 }
-                let metadata = match is_implied {
+                let (source, mut extensions) = (self.as_source(place, entry), Vec::new());
+                let mut metadata = match is_implied {
                     true => Metadata::IMPLIED,
                     false => self.reader.read(&self.options, Object::opened(&directory, is_place), &stat)?,
                 };
+                if let Some(source) = source {
+                    metadata.extensions = metadata.extensions.with(source, &mut extensions);
+                }
                 let step = wrote(Record::Directory { name: entry.name, metadata }.encode(target));
                 *visited = Visited { directory: Some(directory), is_through: entry.is_through(), ..*visited };
                 step
@@ -284,10 +302,11 @@ impl Recorder {
 
     /// Counts an entry whose record has been sent. `is_found`: the entry counts among those found at the source.
     pub(super) fn count_sent(&mut self, kind: FileType, is_found: bool) {
-        self.sent.entries += 1;
-        self.sent.directories += u64::from(kind == FileType::Directory);
+        let figures = &mut self.sent.figures;
+        figures.amount.entries += 1;
+        figures.amount.directories += u64::from(kind == FileType::Directory);
         if is_found {
-            self.sent.found.add(stats::kind(kind));
+            figures.stats.found.add(stats::kind(kind));
         }
     }
 
@@ -346,7 +365,7 @@ impl Recorder {
         }
         let (step, item) = self.contents(entry, file, &stat, false, || place.source_path(entry), target)?;
         if matches!(step, Step::Wrote(_)) {
-            self.sent.size_bytes += size_of(&stat);
+            self.sent.figures.size_bytes += size_of(&stat);
             self.spend(|| place.whereabouts(entry), Was::from(&stat), item);
         }
         if let (Step::Wrote(_), Some(inode)) = (&step, inode) {
@@ -397,7 +416,7 @@ impl Recorder {
         };
         let step = wrote(record.encode(target));
         if let Step::Wrote(_) = step {
-            self.sent.size_bytes += size_of(stat);
+            self.sent.figures.size_bytes += size_of(stat);
             self.spend(|| place.whereabouts(entry), Was::from(stat), 0);
             if let Some(inode) = inode {
                 self.links.insert(inode, place.tree_path(name), further_names(entry, stat), 0);
@@ -405,6 +424,23 @@ impl Recorder {
         }
         Ok(step)
     }
+}
+
+/// Whether an entry is the mark of an unfinished one beside it. In a large directory, every mark counts as such.
+fn is_mark(entry: &Entry<'_>) -> bool {
+    let found = || statat(entry.at, entry.path, AtFlags::SYMLINK_NOFOLLOW);
+    let ending = UNFINISHED.as_bytes();
+    if !entry.name.ends_with(ending) || !found().is_ok_and(|stat| is_regular(&stat) && stat.st_size == 0) {
+        return false;
+    }
+    let mut left = BESIDE_MAX;
+    let look = |name: &CStr| {
+        left -= 1;
+        let is_marked = || name_beside(name.to_bytes(), UNFINISHED).as_bytes() == entry.name;
+        if left == 0 || is_marked() { Err(Errno::EXIST) } else { Ok(()) }
+    };
+    let beside = openat(entry.at, ".", DIRECTORY, Mode::empty());
+    beside.and_then(|beside| partial::for_each(beside, look)).is_err()
 }
 
 pub(super) fn wrote(length: Option<usize>) -> Step {

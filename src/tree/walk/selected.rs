@@ -118,12 +118,18 @@ impl Selected {
         range.start + begin..range.start + end
     }
 
-    /// Returns whether paths below an entry of this name are listed, and whether the entry itself is copied.
-    pub fn lists(&self, scope: &Scope, name: &[u8]) -> (bool, bool) {
-        let Some((range, start)) = scope.listed() else { return (false, true) };
+    /// Returns whether paths below an entry of this name are listed, and whether the entry itself is.
+    pub fn are_listed(&self, scope: &Scope, name: &[u8]) -> (bool, bool) {
+        let Some((range, start)) = scope.listed() else { return (false, false) };
         let part = self.part(range, start, name);
         let is_itself = self.paths[part.clone()].first().is_some_and(|first| first.path.len() == start + name.len());
-        (part.len() > usize::from(is_itself), is_itself || scope.is_of_all())
+        (part.len() > usize::from(is_itself), is_itself)
+    }
+
+    /// Returns whether paths below an entry of this name are listed, and whether the entry itself is copied.
+    pub fn lists(&self, scope: &Scope, name: &[u8]) -> (bool, bool) {
+        let (is_on_the_way, is_itself) = self.are_listed(scope, name);
+        (is_on_the_way, is_itself || scope.is_of_all())
     }
 
     /// Whether an entry of this name is listed with a slash at its end.
@@ -322,6 +328,7 @@ mod tests {
         let below = selected.below(&root, b"b", true);
         let whole = selected.below(&below, b"c", true);
         assert!(matches!(whole, Scope::Whole(..)) && selected.lists(&whole, b"other") == (false, true));
+        assert_eq!([&b"other"[..], b"d"].map(|name| selected.are_listed(&whole, name).1), [false, true]);
         let deeper = selected.below(&whole, b"d", true);
         assert!(matches!(deeper, Scope::Whole(..)), "and what is in directories in it");
         assert_eq!(names(&selected, &selected.below(&whole, b"d", false)), [""; 0], "unless it is left out");

@@ -11,11 +11,12 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{self, BufReader, BufWriter, ErrorKind, Read, Seek, Write};
+use std::io::{self, BufReader, BufWriter, Seek};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::ffi::OsStringExt;
 
+use minicbor::{Decode, Encode};
 use rustix::fs::{
     AtFlags, Mode, OFlags, Stat, Statx, StatxFlags, StatxTimestamp, fstat, makedev, openat, statat, statx, unlinkat,
 };
@@ -24,25 +25,30 @@ use rustix::io::Errno;
 use super::place::{Entry, Place};
 use super::{Recorder, Walk};
 use crate::fs::table::Table;
-use crate::fs::{Identity, PLACE, here, identity, io_fact, is_regular, plain_fact, std_fact, unlinked_anywhere};
+use crate::fs::{
+    Identity, PLACE, append, descend, here, identity, io_fact, is_regular, plain_fact, std_fact, take_next,
+    unlinked_anywhere,
+};
 use crate::options::TreeOptions;
 use crate::tree::first::First;
-
-/// Size of an entry's numbers in the list, in bytes.
-const NUMBERS_BYTES: usize = 10 * 8;
 
 /// Why an entry stays, for messages.
 const HAS_CHANGED: &str = "it has changed since it was sent";
 const IS_ELSEWHERE: &str = "it is reached through a symbolic link, or its directory was moved";
 
 /// Identity, size and times of an entry when it was sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Was {
+    #[n(0)]
     inode: Identity,
+    #[n(1)]
     size: i64,
+    #[n(2)]
     modified: (i64, i64),
+    #[n(3)]
     changed: (i64, i64),
     /// Number of its names.
+    #[n(4)]
     names: u32,
 }
 
@@ -81,10 +87,12 @@ impl Was {
 }
 
 /// Path of an entry, and where SRC ends in it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Encode, Decode)]
 pub struct Whereabouts {
+    #[cbor(n(0), with = "minicbor::bytes")]
     path: Vec<u8>,
     /// Offset of what is below SRC, or of the name of SRC if SRC is not a directory.
+    #[n(1)]
     below: usize,
 }
 
@@ -119,22 +127,8 @@ impl Log {
     }
 
     fn add(&mut self, at: &Whereabouts, seen: &Was) {
-        let signed = |number: i64| number as u64;
-        let numbers = [
-            at.path.len() as u64,
-            at.below as u64,
-            seen.inode.0,
-            seen.inode.1,
-            signed(seen.size),
-            signed(seen.modified.0),
-            signed(seen.modified.1),
-            signed(seen.changed.0),
-            signed(seen.changed.1),
-            u64::from(seen.names),
-        ];
-        let bytes: Vec<u8> = numbers.into_iter().flat_map(u64::to_le_bytes).chain(at.path.iter().copied()).collect();
         if self.failure.is_none() {
-            self.failure = self.file.write_all(&bytes).err();
+            self.failure = append(&mut self.file, (at, seen)).err();
         }
     }
 
@@ -177,7 +171,7 @@ impl Spent {
         file.rewind()?;
         let mut list = BufReader::new(file);
         let mut remover = Remover::default();
-        while let Some((at, seen)) = next(&mut list)? {
+        while let Some((at, seen)) = take_next::<(Whereabouts, Was)>(&mut list)? {
             match remover.remove(&at, &seen) {
                 Ok(()) => removed.entries += 1,
                 // Another process has removed the entry.
@@ -196,26 +190,6 @@ impl Spent {
         }
         Ok(())
     }
-}
-
-/// Reads the next entry of the list.
-fn next(list: &mut impl Read) -> io::Result<Option<(Whereabouts, Was)>> {
-    let mut bytes = [0; NUMBERS_BYTES];
-    match list.read_exact(&mut bytes[..1]) {
-        Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(None),
-        read => read?,
-    }
-    list.read_exact(&mut bytes[1..])?;
-    let mut numbers = bytes.chunks_exact(8).map(|bytes| u64::from_le_bytes(bytes.try_into().expect("eight")));
-    let mut number = || numbers.next().expect("there are ten");
-    let (length, below) = (number(), number());
-    let inode = (number(), number());
-    let size = number() as i64;
-    let [modified, changed] = [(); 2].map(|()| (number() as i64, number() as i64));
-    let seen = Was { inode, size, modified, changed, names: number() as u32 };
-    let mut path = vec![0; length as usize];
-    list.read_exact(&mut path)?;
-    Ok(Some((Whereabouts { path, below: below as usize }, seen)))
 }
 
 /// Why an entry stays.
@@ -267,7 +241,7 @@ impl Remover {
             Err(Errno::STALE) => return Err(Kept::Changed),
             now => now?,
         };
-        if !seen.is(&now, known.as_deref().map(|known| time(known).unwrap_or(now.changed))) {
+        if !seen.is(&now, known.as_deref().map(|known| minicbor::decode(known).unwrap_or(now.changed))) {
             return Err(Kept::Changed);
         }
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -279,18 +253,13 @@ impl Remover {
         };
         // A client of NFS renames what is open, and removes it once it is closed, which changes the time again.
         let left = fstat(&place).map(|left| Was::from(&left)).ok().filter(|left| left.names < now.names);
-        let time = left.map_or_else(Vec::new, |left| [left.changed.0, left.changed.1].map(i64::to_le_bytes).concat());
+        let time = left.and_then(|left| minicbor::to_vec(left.changed).ok()).unwrap_or_default();
         let changed = match &mut self.changed {
             Some(changed) => changed,
             none => none.insert(Table::new()?),
         };
         Ok(changed.set(seen.inode, &time)?)
     }
-}
-
-fn time(bytes: &[u8]) -> Option<(i64, i64)> {
-    let (seconds, rest) = bytes.split_first_chunk()?;
-    Some((i64::from_le_bytes(*seconds), i64::from_le_bytes(*rest.first_chunk()?)))
 }
 
 /// Asks the file system, or its server, what an entry is now.
@@ -315,11 +284,8 @@ fn look(directory: impl AsFd, name: &[u8]) -> Result<Was, Errno> {
 fn open(path: &[u8], below: usize) -> Result<OwnedFd, Errno> {
     let (root, names) = path.split_at(below);
     let root = if root.is_empty() { b"." } else { root };
-    let mut directory = openat(here(), root, PLACE.difference(OFlags::NOFOLLOW), Mode::empty())?;
-    for name in names.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
-        directory = openat(&directory, name, PLACE, Mode::empty())?;
-    }
-    Ok(directory)
+    let root = openat(here(), root, PLACE.difference(OFlags::NOFOLLOW), Mode::empty())?;
+    descend(root, names, PLACE)
 }
 
 impl Walk {

@@ -46,7 +46,7 @@ fn join(seed: u64) -> Recorded {
     let lookup = |session| (session == SESSION).then(|| secret(7));
     let (listening, reply) = listen(&key("unused"), lookup, &hello, &mut rng).expect("a hello of ours");
     assert!(!listening.is_first());
-    assert_eq!((listening.session(), listening.lane()), (SESSION, LANE));
+    assert_eq!((listening.hello.session, listening.lane()), (SESSION, LANE));
     let (connector, confirm) = connecting.finish(&reply).expect("the same secret");
     let listener = listening.finish(&confirm).expect("the same secret");
     Recorded { hello, reply, confirm, connector, listener }
@@ -226,7 +226,8 @@ fn a_lane_is_joined_with_its_own_secret_and_name() {
     }
 
     // The name of the first lane cannot be joined, even with the session's secret.
-    let (_, hello) = connect_join(&secret(7), SESSION, LaneId::FIRST, &mut rng);
+    let (_, mut hello) = connect_join(&secret(7), SESSION, LANE, &mut rng);
+    hello[32..40].fill(0);
     let refused = listen(&key("k"), lookup, &hello, &mut rng).expect_err("not a further lane");
     assert_eq!(refused.error, HandshakeError::Malformed);
 }
@@ -280,7 +281,7 @@ fn a_minor_version_is_understood_but_not_forged() {
     // Both ends authenticate the hello as sent, so a later minor in it is no forgery.
     let mut rng = rng(1);
     let run = cpace::Run::start(cpace::Role::Initiator, b"k", &channel(), &SESSION.0, &mut rng);
-    let mut hello = Hello::new(LaneKind::First, SESSION, LaneId::FIRST, run.share());
+    let mut hello = Hello::new(SESSION, LaneId::FIRST, run.share());
     hello.bytes[10] = 4;
     let (connecting, hello) = connecting(hello, ConnectHow::First(run), &mut rng);
     let (listening, reply) = listen(&key("k"), nothing, &hello, &mut rng).expect("the same major");

@@ -107,6 +107,8 @@ struct Place {
 
 #[derive(Debug)]
 pub(crate) struct Lanes {
+    /// All actions of the session that have not been polled. Most follow from the state of lanes.
+    pub(crate) actions: VecDeque<Action>,
     agreed: Agreed,
     connector: bool,
     places: [Place; LANES_MAX],
@@ -145,7 +147,7 @@ pub(crate) struct Lanes {
 }
 
 impl Lanes {
-    pub(crate) fn new(agreed: Agreed, connector: bool) -> Self {
+    pub(crate) fn new(agreed: Agreed, connector: bool, buffers: u32) -> Self {
         let absent = Place {
             state: State::Absent { retry_at: Duration::ZERO },
             generation: 0,
@@ -160,12 +162,13 @@ impl Lanes {
             left: None,
         };
         Self {
+            actions: VecDeque::with_capacity(4 * buffers as usize + 64),
             agreed,
             connector,
             places: [absent; LANES_MAX],
             path: (!agreed.try_rdma).then_some(Path::Tcp),
             tcp_lanes: agreed.tcp_lanes,
-            rails: [Rails::one(), Rails::one()],
+            rails: [Path::Tcp, Path::Rdma].map(|path| Rails::all(path, 1)),
             growth: None,
             moved_bytes: 0,
             processors: 0,
@@ -244,11 +247,6 @@ impl Lanes {
         self.places[usize::from(lane.index)].retired.is_some()
     }
 
-    /// Closes a retired lane that has delivered all its chunks, or whose time is over.
-    pub(crate) fn close_retired(&mut self, lane: LaneId, actions: &mut VecDeque<Action>) {
-        self.close_because(lane, false, actions);
-    }
-
     /// Returns the rails of a path.
     pub(crate) fn rails_of(&self, path: Path) -> &Rails {
         &self.rails[path as usize]
@@ -281,14 +279,14 @@ impl Lanes {
     }
 
     /// Closes the lanes of a way that has stopped working, if another way works.
-    fn leave_failed(&mut self, now: Duration, actions: &mut VecDeque<Action>) {
+    fn leave_failed(&mut self, now: Duration) {
         let Some(path) = self.path.filter(|_| !self.is_peer_paused()) else { return };
         let health = |lane: LaneId| self.places[usize::from(lane.index)].health;
         let lanes: Vec<Health> = self.payload().map(health).collect();
         let Some(way) = ways::failed(&lanes, now) else { return };
         for lane in self.up().filter(|&lane| path_of(lane) == path) {
             if self.places[usize::from(lane.index)].health.way == way {
-                self.close(lane, actions);
+                self.close(lane);
             }
         }
     }
@@ -304,14 +302,14 @@ impl Lanes {
     }
 
     /// Returns false if the lane comes too late, because a later generation has its place.
-    pub(crate) fn lane_up(&mut self, lane: LaneId, now: Duration, actions: &mut VecDeque<Action>) -> bool {
+    pub(crate) fn lane_up(&mut self, lane: LaneId, now: Duration) -> bool {
         let place = &mut self.places[usize::from(lane.index)];
         if lane.generation < place.generation {
-            actions.push_back(Action::Close(lane));
+            self.actions.push_back(Action::Close(lane));
             return false;
         }
         if matches!(place.state, State::Up | State::Closing { .. }) && place.generation != lane.generation {
-            actions.push_back(Action::Close(LaneId { index: lane.index, generation: place.generation }));
+            self.actions.push_back(Action::Close(LaneId { index: lane.index, generation: place.generation }));
         }
         let is_left = place.retired.is_some() || place.state == State::Closing { lost: false };
         *place = Place {
@@ -331,31 +329,31 @@ impl Lanes {
         self.peer_is(0, now);
         if self.connector {
             if path_of(lane) == Path::Rdma && self.path != Some(Path::Rdma) {
-                self.switch(Path::Rdma, now, actions);
+                self.switch(Path::Rdma, now);
             } else if let Some(path) = self.path {
-                actions.push_back(Action::Send(lane, Frame::Use { path, turn: self.turn }));
+                self.actions.push_back(Action::Send(lane, Frame::Use { path, turn: self.turn }));
             }
         }
-        self.note_rail(lane, true, now, actions);
+        self.note_rail(lane, true, now);
         if self.connector {
             // While the lane was being dialled, rails may have been found and its place given to another rail.
-            self.keep_lanes(path_of(lane), now, actions);
+            self.keep_lanes(path_of(lane), now);
         }
-        self.note_payload(now, actions);
+        self.note_payload(now);
         true
     }
 
     /// Turns away a lane that the other end gave up before this end knew the lane.
-    pub(crate) fn refuse(&mut self, lane: LaneId, actions: &mut VecDeque<Action>) {
+    pub(crate) fn refuse(&mut self, lane: LaneId) {
         let place = &mut self.places[usize::from(lane.index)];
         if place.state == State::Dialing && place.generation == lane.generation {
             place.state = State::Closing { lost: true };
         }
-        actions.push_back(Action::Close(lane));
+        self.actions.push_back(Action::Close(lane));
     }
 
     /// Returns true if the lane was lost, false if it was closed by choice.
-    pub(crate) fn lane_down(&mut self, lane: LaneId, now: Duration, actions: &mut VecDeque<Action>) -> bool {
+    pub(crate) fn lane_down(&mut self, lane: LaneId, now: Duration) -> bool {
         let place = &mut self.places[usize::from(lane.index)];
         if place.generation != lane.generation {
             return place.left != Some(lane.generation);
@@ -370,14 +368,14 @@ impl Lanes {
         };
         place.state = State::Absent { retry_at: now + place.redial_after };
         if lost {
-            self.note_rail(lane, false, now, actions);
+            self.note_rail(lane, false, now);
         }
         self.peer_is(self.paused, now);
-        self.fall_back_if_lost(now, actions);
+        self.fall_back_if_lost(now);
         if self.path == Some(Path::Tcp) {
             self.rest();
         }
-        self.note_payload(now, actions);
+        self.note_payload(now);
         lost
     }
 
@@ -394,7 +392,7 @@ impl Lanes {
     }
 
     /// Returns true if the session is over, because only RDMA is allowed and no RDMA lane ever came up.
-    pub(crate) fn dial_failed(&mut self, lane: LaneId, now: Duration, actions: &mut VecDeque<Action>) -> bool {
+    pub(crate) fn dial_failed(&mut self, lane: LaneId, now: Duration) -> bool {
         let place = &mut self.places[usize::from(lane.index)];
         if place.state != State::Dialing || place.generation != lane.generation {
             return false;
@@ -403,7 +401,7 @@ impl Lanes {
         let better_path = path_of(lane) == Path::Rdma && self.path == Some(Path::Tcp);
         let wait = if better_path { BETTER_PATH_RETRY } else { place.redial_after };
         place.state = State::Absent { retry_at: now + wait };
-        self.note_rail(lane, false, now, actions);
+        self.note_rail(lane, false, now);
         // Each lane has one attempt. Lanes are tried again and again, so an attempt of some lane would always be on its
         // way.
         let is_first = |place: &Place| place.state == State::Dialing && place.generation == 1;
@@ -412,23 +410,23 @@ impl Lanes {
             if self.agreed.policy == Policy::Rdma {
                 return true;
             }
-            self.switch(Path::Tcp, now, actions);
-            self.note_payload(now, actions);
+            self.switch(Path::Tcp, now);
+            self.note_payload(now);
         }
         false
     }
 
-    /// Closes a lane that does not work.
-    pub(crate) fn close(&mut self, lane: LaneId, actions: &mut VecDeque<Action>) {
-        self.close_because(lane, true, actions);
+    /// Closes a lane that does not work, or a retired lane that has delivered all its chunks or whose time is over.
+    pub(crate) fn close(&mut self, lane: LaneId) {
+        self.close_because(lane, true);
     }
 
-    fn close_because(&mut self, lane: LaneId, lost: bool, actions: &mut VecDeque<Action>) {
+    fn close_because(&mut self, lane: LaneId, lost: bool) {
         if self.is_up(lane) {
             let place = &mut self.places[usize::from(lane.index)];
             // A retired lane is not lost, whatever closes it.
             place.state = State::Closing { lost: lost && place.retired.is_none() };
-            actions.push_back(Action::Close(lane));
+            self.actions.push_back(Action::Close(lane));
         }
     }
 
@@ -475,14 +473,7 @@ impl Lanes {
     }
 
     /// Handles USE: the connecting end has decided which path to take.
-    pub(crate) fn use_path(
-        &mut self,
-        lane: LaneId,
-        path: Path,
-        turn: u32,
-        now: Duration,
-        actions: &mut VecDeque<Action>,
-    ) -> Result<(), Violation> {
+    pub(crate) fn use_path(&mut self, lane: LaneId, path: Path, turn: u32, now: Duration) -> Result<(), Violation> {
         if self.connector {
             return Err(Violation::Unexpected("USE"));
         }
@@ -498,18 +489,18 @@ impl Lanes {
         }
         if turn > self.turn {
             if self.path != Some(path) {
-                self.switch(path, now, actions);
+                self.switch(path, now);
             }
             self.turn = turn;
         }
-        self.note_payload(now, actions);
+        self.note_payload(now);
         Ok(())
     }
 
-    fn switch(&mut self, path: Path, now: Duration, actions: &mut VecDeque<Action>) {
+    fn switch(&mut self, path: Path, now: Duration) {
         match path {
-            Path::Tcp => actions.push_back(Action::Notice(Notice::FellBack)),
-            Path::Rdma if self.rdma_judged => actions.push_back(Action::Notice(Notice::BackOnRdma)),
+            Path::Tcp => self.actions.push_back(Action::Notice(Notice::FellBack)),
+            Path::Rdma if self.rdma_judged => self.actions.push_back(Action::Notice(Notice::BackOnRdma)),
             Path::Rdma => {}
         }
         self.rdma_judged = true;
@@ -522,13 +513,13 @@ impl Lanes {
             // Receives posted on TCP lanes can be called back only by closing the lanes. Lane 0 is then dialled anew,
             // without credits.
             if path == Path::Rdma && before == Some(Path::Tcp) && path_of(lane) == Path::Tcp {
-                self.close_because(lane, false, actions);
+                self.close_because(lane, false);
             } else {
                 self.spoke(lane, now);
-                actions.push_back(Action::Send(lane, Frame::Use { path, turn: self.turn }));
+                self.actions.push_back(Action::Send(lane, Frame::Use { path, turn: self.turn }));
             }
             // While the lane was being dialled, rails may have been found and its place given to another rail.
-            self.keep_lanes(path_of(lane), now, actions);
+            self.keep_lanes(path_of(lane), now);
         }
         if path == Path::Tcp {
             for place in &mut self.places[..usize::from(RDMA_LANE_FIRST)] {
@@ -539,10 +530,10 @@ impl Lanes {
         }
     }
 
-    fn fall_back_if_lost(&mut self, now: Duration, actions: &mut VecDeque<Action>) {
+    fn fall_back_if_lost(&mut self, now: Duration) {
         let may_fall_back = self.connector && self.path == Some(Path::Rdma) && self.agreed.policy != Policy::Rdma;
         if may_fall_back && self.payload().next().is_none() {
-            self.switch(Path::Tcp, now, actions);
+            self.switch(Path::Tcp, now);
         }
     }
 
@@ -581,13 +572,13 @@ impl Lanes {
         self.replays = Some((since, most.max(times)));
     }
 
-    fn note_payload(&mut self, now: Duration, actions: &mut VecDeque<Action>) {
+    fn note_payload(&mut self, now: Duration) {
         match (self.payload().next().is_some(), self.lost_since) {
             (true, Some(_)) => {
                 self.lost_since = None;
                 self.had_payload_lane = true;
                 if std::mem::take(&mut self.lost_told) {
-                    actions.push_back(Action::Notice(Notice::LinkRestored));
+                    self.actions.push_back(Action::Notice(Notice::LinkRestored));
                 }
             }
             (false, None) => {
@@ -599,7 +590,7 @@ impl Lanes {
                 let due = self.had_payload_lane && now.saturating_sub(since) >= LOST_TOLD_AFTER;
                 if due && !self.lost_told {
                     self.lost_told = true;
-                    actions.push_back(Action::Notice(Notice::LinkLost));
+                    self.actions.push_back(Action::Notice(Notice::LinkLost));
                 }
             }
             (true, None) => {}
@@ -619,7 +610,7 @@ impl Lanes {
     }
 
     /// Returns true if the reconnect window has passed.
-    pub(crate) fn timeout(&mut self, now: Duration, actions: &mut VecDeque<Action>) -> bool {
+    pub(crate) fn timeout(&mut self, now: Duration) -> bool {
         if now.saturating_sub(self.last_timeout) > ASLEEP {
             self.woke(now);
         }
@@ -627,16 +618,16 @@ impl Lanes {
         for lane in self.up() {
             let place = self.places[usize::from(lane.index)];
             if !self.is_peer_paused() && now.saturating_sub(place.heard) >= HEARD_MAX {
-                self.close(lane, actions);
+                self.close(lane);
             } else if now.saturating_sub(place.spoke) >= HEARTBEAT && !self.is_peer_paused() {
                 self.spoke(lane, now);
-                actions.push_back(Action::Send(lane, Frame::Ping));
+                self.actions.push_back(Action::Send(lane, Frame::Ping));
             }
         }
-        self.leave_failed(now, actions);
+        self.leave_failed(now);
         // A lane that is being closed can no longer carry payload, even if its transport is not done with it yet.
-        self.fall_back_if_lost(now, actions);
-        self.note_payload(now, actions);
+        self.fall_back_if_lost(now);
+        self.note_payload(now);
         let is_lost = self.lost_since.is_some_and(|since| now.saturating_sub(since) >= SPARE_RAILS_AFTER);
         let is_vain = self.replays.is_some_and(|(since, _)| now.saturating_sub(since) >= HEARD_MAX);
         self.rails.iter_mut().for_each(|rails| rails.set_lost(is_lost || is_vain));
@@ -666,7 +657,7 @@ impl Lanes {
     }
 
     /// Dials every lane that is wanted and whose retry time has come.
-    pub(crate) fn dial(&mut self, now: Duration, actions: &mut VecDeque<Action>) {
+    pub(crate) fn dial(&mut self, now: Duration) {
         if !self.connector {
             return;
         }
@@ -681,7 +672,7 @@ impl Lanes {
             place.generation += 1;
             place.state = State::Dialing;
             place.rail = self.rails[path_at(index) as usize].of_place(nth_place(index)).0;
-            actions.push_back(Action::Dial(LaneId { index, generation: place.generation }));
+            self.actions.push_back(Action::Dial(LaneId { index, generation: place.generation }));
         }
     }
 }

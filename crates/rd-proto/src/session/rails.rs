@@ -48,28 +48,10 @@ struct Rail {
     was_up: bool,
 }
 
-/// Change of a rail's state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Change {
-    /// The rail has failed and is left.
-    Left,
-    /// The rail is used again.
-    Back,
-}
-
-impl Change {
-    /// Returns the notice that reports this change of a rail of a path.
-    pub(crate) fn notice(self, path: Path, rail: u8) -> Notice {
-        match self {
-            Self::Left => Notice::RailLeft(path, rail),
-            Self::Back => Notice::RailBack(path, rail),
-        }
-    }
-}
-
-/// The rails of a session, at the end that dials.
+/// The rails of a path, at the end that dials.
 #[derive(Debug)]
 pub(crate) struct Rails {
+    path: Path,
     rails: Vec<Rail>,
     /// Trials of how many rails are worth using; `None` if all are used without a trial.
     growth: Option<LaneGrowth>,
@@ -80,25 +62,17 @@ pub(crate) struct Rails {
 }
 
 impl Rails {
-    /// Creates the single rail that a session begins on.
-    pub(crate) fn one() -> Self {
-        Self::of(1, None)
-    }
-
     /// Creates `count` rails that were found. Those that are worth it will be used.
-    pub(crate) fn found(count: u8, round_trip: Duration, now: Duration, bytes: u64) -> Self {
+    pub(crate) fn found(path: Path, count: u8, round_trip: Duration, now: Duration, bytes: u64) -> Self {
         let growth = LaneGrowth::of_rails(count.into(), round_trip, now, bytes);
-        Self { untried_until: Some(now + FIRST_TRIAL_MAX), ..Self::of(count, Some(growth)) }
+        Self { growth: Some(growth), untried_until: Some(now + FIRST_TRIAL_MAX), ..Self::all(path, count) }
     }
 
-    /// Creates `count` rails that were found. All will be used.
-    pub(crate) fn all(count: u8) -> Self {
-        Self::of(count, None)
-    }
-
-    fn of(count: u8, growth: Option<LaneGrowth>) -> Self {
+    /// Creates `count` rails, all of which will be used: those that were found, or the one that the path begins on.
+    pub(crate) fn all(path: Path, count: u8) -> Self {
         let well = Rail { state: State::Well, rest: REST_MIN, back_at: None, was_up: false };
-        Self { rails: vec![well; usize::from(count.clamp(1, RAILS_MAX))], growth, untried_until: None, are_lost: false }
+        let rails = vec![well; usize::from(count.clamp(1, RAILS_MAX))];
+        Self { path, rails, growth: None, untried_until: None, are_lost: false }
     }
 
     pub(crate) fn count(&self) -> u16 {
@@ -156,8 +130,8 @@ impl Rails {
         })
     }
 
-    /// Handles a lane of the rail that is up. Returns the changes that follow, each with its rail.
-    pub(crate) fn up(&mut self, rail: u8, now: Duration) -> Vec<(u8, Change)> {
+    /// Handles a lane of the rail that is up. Returns the changes that follow.
+    pub(crate) fn up(&mut self, rail: u8, now: Duration) -> Vec<Notice> {
         if usize::from(rail) >= self.rails.len() {
             return Vec::new();
         }
@@ -169,13 +143,13 @@ impl Rails {
             let is_used =
                 |other: &u8| self.rails[usize::from(*other)].state == State::Well && self.may_have(*other, 0, now);
             let used: Vec<u8> = (0..self.rails.len() as u8).filter(is_used).collect();
-            changes.extend(used.into_iter().filter_map(|other| Some((other, self.failed(other, now)?))));
+            changes.extend(used.into_iter().filter_map(|other| self.failed(other, now)));
             self.growth = None;
         }
         let known = &mut self.rails[usize::from(rail)];
         if known.state != State::Well {
             known.back_at = Some(now);
-            changes.extend(known.was_up.then_some((rail, Change::Back)));
+            changes.extend(known.was_up.then_some(Notice::RailBack(self.path, rail)));
         }
         (known.state, known.was_up) = (State::Well, true);
         changes
@@ -183,26 +157,19 @@ impl Rails {
 
     /// Handles the `nth` lane of the rail, which is up, or was lost or not made, while the rails in `used` have lanes.
     /// Returns the changes that follow.
-    pub(crate) fn note(
-        &mut self,
-        (rail, nth): (u8, u16),
-        is_up: bool,
-        used: &[u8],
-        now: Duration,
-    ) -> Vec<(u8, Change)> {
+    pub(crate) fn note(&mut self, (rail, nth): (u8, u16), is_up: bool, used: &[u8], now: Duration) -> Vec<Notice> {
         if is_up {
             return self.up(rail, now);
         }
         // A rail that was left is tried with its first lane. The others were dialled before it was left.
         let is_late = nth > 0 && self.rails.get(usize::from(rail)).is_some_and(|rail| rail.state != State::Well);
         let is_left = !is_late && !used.is_empty() && !used.contains(&rail);
-        let change = if is_left { self.failed(rail, now) } else { None };
-        change.map(|change| (rail, change)).into_iter().collect()
+        if is_left { self.failed(rail, now).into_iter().collect() } else { Vec::new() }
     }
 
     /// Handles the failure of a rail: it has no lane any more, or could not get one, while another rail has lanes.
-    fn failed(&mut self, rail: u8, now: Duration) -> Option<Change> {
-        let rail = self.rails.get_mut(usize::from(rail))?;
+    fn failed(&mut self, number: u8, now: Duration) -> Option<Notice> {
+        let rail = self.rails.get_mut(usize::from(number))?;
         let was_well = match rail.state {
             State::Well => true,
             // All its lanes may have been dialled at once. They fail together, and count as one failure.
@@ -222,7 +189,7 @@ impl Rails {
             rail.rest = REST_MIN;
         }
         rail.state = State::Left { until: now + rail.rest };
-        is_news.then_some(Change::Left)
+        is_news.then_some(Notice::RailLeft(self.path, number))
     }
 
     /// Adapts the number of rails to what they carry. Returns whether the number has changed. `limits`: the line limits
@@ -277,7 +244,7 @@ mod tests {
     #[test]
     fn places_are_divided_among_rails() {
         for count in 1..=RAILS_MAX {
-            let rails = Rails::all(count);
+            let rails = Rails::all(Path::Tcp, count);
             let mut lanes = vec![0; count.into()];
             for index in 0..RDMA_LANE_FIRST {
                 let (rail, nth) = rails.of_place(index);
@@ -293,7 +260,7 @@ mod tests {
     /// Simulates rails with the given rates and a ceiling for all together. Each rail carries what it can. Returns the
     /// number of rails used at the end.
     fn settled(rates: &[f64], ceiling: f64, seed: &mut u64, limits: bool) -> usize {
-        let mut rails = Rails::found(rates.len() as u8, Duration::from_millis(1), Duration::ZERO, 0);
+        let mut rails = Rails::found(Path::Tcp, rates.len() as u8, Duration::from_millis(1), Duration::ZERO, 0);
         let mut bytes = 0.0;
         for tick in 1..300 {
             let now = tick * TICK;
@@ -328,7 +295,7 @@ mod tests {
             let mut luck = seed;
             let rate = 4e6 * (1.0 + random(&mut luck));
             let held_up = 2 + (random(&mut luck) * 14.0) as u32;
-            let mut rails = Rails::found(2, Duration::from_millis(1), Duration::ZERO, 0);
+            let mut rails = Rails::found(Path::Tcp, 2, Duration::from_millis(1), Duration::ZERO, 0);
             let (mut bytes, mut held, mut since) = (0.0, 0.0, None);
             for tick in 1..100 {
                 if rails.wanted() == 2 {
@@ -350,7 +317,7 @@ mod tests {
 
     #[test]
     fn rails_are_tried_before_anything_else_and_not_waited_for_without_end() {
-        let mut rails = Rails::found(2, Duration::from_millis(1), Duration::ZERO, 0);
+        let mut rails = Rails::found(Path::Tcp, 2, Duration::from_millis(1), Duration::ZERO, 0);
         let mut now = Duration::ZERO;
         while !rails.is_trying() {
             assert!(rails.are_untried(now), "{now:?}");
@@ -359,12 +326,15 @@ mod tests {
         }
         assert!(!rails.are_untried(now) && now < FIRST_TRIAL_MAX, "{now:?}");
         // A source that pauses in every interval gives no information.
-        let mut rails = Rails::found(2, Duration::from_millis(1), Duration::ZERO, 0);
+        let mut rails = Rails::found(Path::Tcp, 2, Duration::from_millis(1), Duration::ZERO, 0);
         for tick in 1..100 {
             rails.fit(u64::from(tick) * 10_000, tick % 3 > 0, tick * TICK);
         }
         assert!(!rails.is_trying() && rails.are_untried(FIRST_TRIAL_MAX - TICK) && !rails.are_untried(FIRST_TRIAL_MAX));
-        assert!(!Rails::one().are_untried(Duration::ZERO) && !Rails::all(2).are_untried(Duration::ZERO));
+        assert!(
+            !Rails::all(Path::Tcp, 1).are_untried(Duration::ZERO)
+                && !Rails::all(Path::Tcp, 2).are_untried(Duration::ZERO)
+        );
     }
 
     #[test]
@@ -372,13 +342,13 @@ mod tests {
         for case in 0..100 {
             let seed = first_seed().wrapping_add(case);
             let mut luck = seed;
-            let mut rails = Rails::all(2);
+            let mut rails = Rails::all(Path::Tcp, 2);
             let mut now = Duration::ZERO;
             (0..2).for_each(|rail| assert_eq!(rails.up(rail, now), []));
             let mut rest = Duration::ZERO;
             for turn in 0..10 {
                 now += Duration::from_secs_f64(random(&mut luck) * STEADY.as_secs_f64());
-                assert_eq!(rails.failed(1, now), Some(Change::Left), "RD_SEED={seed}");
+                assert_eq!(rails.failed(1, now), Some(Notice::RailLeft(Path::Tcp, 1)), "RD_SEED={seed}");
                 assert_eq!(rails.failed(1, now), None, "once: RD_SEED={seed}");
                 assert!(rails.may_have(0, 0, now) && !rails.may_have(1, 0, now), "RD_SEED={seed}");
                 let left = now;
@@ -392,7 +362,7 @@ mod tests {
                 );
                 assert!(!rails.may_have(1, 1, now), "one lane is tried: RD_SEED={seed}");
                 rest = (2 * rest).max(REST_MIN).min(REST_MAX);
-                assert_eq!(rails.up(1, now), [(1, Change::Back)], "RD_SEED={seed}");
+                assert_eq!(rails.up(1, now), [Notice::RailBack(Path::Tcp, 1)], "RD_SEED={seed}");
             }
             now += 2 * STEADY;
             rails.failed(1, now);
@@ -402,7 +372,7 @@ mod tests {
 
     #[test]
     fn a_rail_that_was_never_up_is_tried_later_each_time_however_many_lanes_fail() {
-        let mut rails = Rails::all(2);
+        let mut rails = Rails::all(Path::Tcp, 2);
         rails.up(0, TICK);
         let (mut now, mut rest) = (TICK, REST_MIN);
         for turn in 0..10 {
@@ -502,25 +472,25 @@ mod tests {
 
     #[test]
     fn a_rail_that_was_not_worth_it_is_used_where_no_other_works() {
-        let mut rails = Rails::found(2, Duration::from_millis(1), Duration::ZERO, 0);
+        let mut rails = Rails::found(Path::Tcp, 2, Duration::from_millis(1), Duration::ZERO, 0);
         let mut now = TICK;
         assert_eq!(rails.up(0, now), []);
         rails.set_lost(true);
         assert!(rails.may_have(0, 0, now) && rails.may_have(1, 0, now));
-        assert_eq!(rails.up(1, now), [(0, Change::Left)]);
+        assert_eq!(rails.up(1, now), [Notice::RailLeft(Path::Tcp, 0)]);
         assert!(!rails.may_have(0, 0, now) && rails.may_have(1, 0, now));
         now += REST_MIN;
         assert!(rails.may_have(0, 0, now) && rails.may_have(1, 0, now));
-        assert_eq!(rails.up(0, now), [(0, Change::Back)]);
+        assert_eq!(rails.up(0, now), [Notice::RailBack(Path::Tcp, 0)]);
         assert!(rails.may_have(0, 0, now) && rails.may_have(1, 0, now), "both, from then on");
         // The rail that was in use is back first.
-        let mut rails = Rails::found(2, Duration::from_millis(1), Duration::ZERO, 0);
+        let mut rails = Rails::found(Path::Tcp, 2, Duration::from_millis(1), Duration::ZERO, 0);
         assert_eq!(rails.up(0, now), []);
         rails.set_lost(true);
         assert_eq!(rails.up(0, now), []);
         assert!(rails.may_have(0, 0, now) && !rails.may_have(1, 0, now));
         // All rails were in use, so each is waited for.
-        let mut rails = Rails::all(2);
+        let mut rails = Rails::all(Path::Tcp, 2);
         (0..2).for_each(|rail| assert_eq!(rails.up(rail, now), []));
         rails.set_lost(true);
         assert_eq!(rails.up(1, now), []);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::answers::Outgoing;
 use super::lanes::path_of;
 use super::sender::RETIRED_MAX;
-use super::{Action, Agreed, BufferId, Core, LANES_MAX, Machine, Notice, Outcome, Violation, check_policy};
+use super::{Action, Agreed, BufferId, Core, LANES_MAX, Machine, Notice, Outcome, Violation};
 use crate::control::{Cause, Frame, Path, SPAN_MAX, SequenceSet};
 use crate::frame::ChunkHeader;
 use crate::handshake::LaneId;
@@ -173,7 +173,7 @@ impl Receiver {
             self.release(buffer);
             return Err(Violation::Impossible("chunk header"));
         };
-        if !check_policy(&self.core.agreed, path_of(lane), header) {
+        if !header.sealed && self.core.agreed.seal(path_of(lane)) {
             self.release(buffer);
             return Err(Violation::Impossible("unencrypted chunk"));
         }
@@ -204,7 +204,7 @@ impl Receiver {
         };
         account.opening += 1;
         self.buffers[buffer as usize] = BufferState { place: Place::Opening(lane), sequence };
-        self.core.actions.push_back(Action::Open(buffer));
+        self.core.lanes.actions.push_back(Action::Open(buffer));
         Ok(())
     }
 
@@ -328,7 +328,7 @@ impl Receiver {
     fn write(&mut self, sequence: u64) {
         let chunk = &mut self.chunks[sequence as usize % SPAN_MAX];
         chunk.stage = Stage::Writing;
-        self.core.actions.push_back(Action::Write(chunk.buffer));
+        self.core.lanes.actions.push_back(Action::Write(chunk.buffer));
     }
 
     fn have(&self) -> SequenceSet {
@@ -382,7 +382,7 @@ impl Receiver {
             let account = &mut self.lanes[at];
             account.posted_total += 1;
             self.buffers[buffer as usize].place = Place::Posted(account.lane);
-            self.core.actions.push_back(Action::PostReceive(account.lane, buffer));
+            self.core.lanes.actions.push_back(Action::PostReceive(account.lane, buffer));
         }
     }
 
@@ -439,7 +439,7 @@ impl Receiver {
         let ours = (self.core.counters.chunks, self.core.counters.bytes, self.digest.finish());
         if ours == (chunks, bytes, digest) {
             self.committing = true;
-            self.core.actions.push_back(Action::Commit);
+            self.core.lanes.actions.push_back(Action::Commit);
         } else {
             self.core.abort(Cause::Integrity, now);
         }
@@ -461,9 +461,9 @@ impl Machine for Receiver {
 
     fn handle_lane_up(&mut self, lane: LaneId, now: Duration) {
         if self.gone[usize::from(lane.index)].is_some_and(|gone| lane.generation <= gone) {
-            return self.core.lanes.refuse(lane, &mut self.core.actions);
+            return self.core.lanes.refuse(lane);
         }
-        if !self.core.lanes.lane_up(lane, now, &mut self.core.actions) {
+        if !self.core.lanes.lane_up(lane, now) {
             return;
         }
         self.core.repeat(lane, now);
@@ -492,7 +492,7 @@ impl Machine for Receiver {
         }
         if lost && carried && !self.core.is_ending() && self.core.linger_until.is_none() {
             self.core.counters.retries += 1;
-            self.core.actions.push_back(Action::Notice(Notice::LaneLost(lane)));
+            self.core.lanes.actions.push_back(Action::Notice(Notice::LaneLost(lane)));
         }
         self.ack_owed += 1;
         self.ack_since.get_or_insert(now);
@@ -508,7 +508,7 @@ impl Machine for Receiver {
                     let account = self.lanes[at];
                     if account.lane.index == lost.index && account.lane.generation <= lost.generation {
                         alive = true;
-                        self.core.lanes.close(account.lane, &mut self.core.actions);
+                        self.core.lanes.close(account.lane);
                     }
                 }
                 if !alive {
@@ -556,7 +556,7 @@ impl Machine for Receiver {
         self.core.fit(limits, limits, now);
         for (lane, since) in self.core.lanes.all_retired() {
             if now.saturating_sub(since) >= 2 * RETIRED_MAX {
-                self.core.lanes.close_retired(lane, &mut self.core.actions);
+                self.core.lanes.close(lane);
             }
         }
         if self.answers.is_overdue(&self.core.lanes) {
@@ -575,7 +575,7 @@ impl Machine for Receiver {
             self.write(self.next_write);
             self.next_write += 1;
         }
-        self.core.lanes.dial(now, &mut self.core.actions);
+        self.core.lanes.dial(now);
         self.post();
         self.acknowledge(now);
         self.send_answers(now);

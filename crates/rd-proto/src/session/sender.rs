@@ -432,7 +432,7 @@ impl Sender {
             self.buffers[buffer as usize].move_to(Place::Working, &mut self.read_ahead);
             self.fills += 1;
             self.fills_open += 1;
-            self.core.actions.push_back(Action::Fill { buffer, encrypt });
+            self.core.lanes.actions.push_back(Action::Fill { buffer, encrypt });
         }
     }
 
@@ -457,7 +457,7 @@ impl Sender {
             let Some(path) = self.core.lanes.path() else { return };
             if self.core.agreed.seal(path) && !state.encrypted {
                 state.move_to(Place::Working, &mut self.read_ahead);
-                self.core.actions.push_back(Action::Encrypt(buffer));
+                self.core.lanes.actions.push_back(Action::Encrypt(buffer));
                 self.cursor += 1;
                 continue;
             }
@@ -485,7 +485,7 @@ impl Sender {
             account.used += 1;
             account.ahead += 1;
             state.move_to(Place::OnLane(account.lane), &mut self.read_ahead);
-            self.core.actions.push_back(Action::SendChunk(account.lane, buffer));
+            self.core.lanes.actions.push_back(Action::SendChunk(account.lane, buffer));
             self.cursor += 1;
         }
     }
@@ -554,7 +554,7 @@ impl Sender {
         for account in self.lanes.iter_mut().filter(|account| covers(account.lane)) {
             account.gone = true;
             if account.up {
-                self.core.lanes.close(account.lane, &mut self.core.actions);
+                self.core.lanes.close(account.lane);
             }
         }
         self.settle(now);
@@ -609,7 +609,7 @@ impl Machine for Sender {
     }
 
     fn handle_lane_up(&mut self, lane: LaneId, now: Duration) {
-        if !self.core.lanes.lane_up(lane, now, &mut self.core.actions) {
+        if !self.core.lanes.lane_up(lane, now) {
             return;
         }
         self.core.repeat(lane, now);
@@ -645,7 +645,7 @@ impl Machine for Sender {
         let carried = account.used > 0;
         if lost && carried && !self.core.is_ending() && !self.finished {
             self.core.counters.retries += 1;
-            self.core.actions.push_back(Action::Notice(Notice::LaneLost(lane)));
+            self.core.lanes.actions.push_back(Action::Notice(Notice::LaneLost(lane)));
         }
         if !account.gone {
             self.core.broadcast(&Frame::LaneLost(lane), now);
@@ -679,7 +679,7 @@ impl Machine for Sender {
                 Ok(())
             }
             Frame::Answer { number, bytes } => match &mut self.answers {
-                Some(answers) => answers.take(number, bytes, &mut self.core.actions),
+                Some(answers) => answers.take(number, bytes, &mut self.core.lanes.actions),
                 None => Err(Violation::Unexpected("ANSWER")),
             },
             Frame::Finished { bytes, failed } => {
@@ -711,7 +711,7 @@ impl Machine for Sender {
             let holds = |state: &BufferState| state.place == Place::OnLane(lane) || state.place == Place::Sent(lane);
             let (retired, is_empty) = (now.saturating_sub(since), !self.buffers.iter().any(holds));
             if retired >= RETIRED_MAX || (retired >= RETIRED_MIN && is_empty) {
-                self.core.lanes.close_retired(lane, &mut self.core.actions);
+                self.core.lanes.close(lane);
             }
         }
     }
@@ -720,7 +720,7 @@ impl Machine for Sender {
         if self.core.is_ending() {
             return;
         }
-        self.core.lanes.dial(now, &mut self.core.actions);
+        self.core.lanes.dial(now);
         self.dispatch(now);
         let starved = self.is_starved();
         self.read_ahead.note_starved(starved, now);

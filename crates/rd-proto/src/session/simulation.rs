@@ -20,6 +20,7 @@ mod wires;
 use super::lanes::path_of;
 use super::*;
 use crate::control::{Endpoint, IoFact};
+use crate::frame::ChunkHeader;
 
 /// Number of seeds to run, by default and in a long run of the tests (`RD_LONG`). `RD_SIM_COUNT` overrides both.
 const SEEDS: u64 = 4000;

@@ -1,12 +1,16 @@
 //! Tests of agreement between two offers, and of the state machines.
 
+use std::collections::VecDeque;
+
 use super::lanes::HEARD_MAX;
 use super::*;
 use crate::control::{Encrypt, Policy, RdmaKind, Role, SPAN_MAX, SequenceSet};
+use crate::frame::ChunkHeader;
 
 const POLICIES: [Policy; 4] = [Policy::Auto, Policy::Rdma, Policy::PreferRdma, Policy::Tcp];
 const ENCRYPTS: [Encrypt; 3] = [Encrypt::Auto, Encrypt::Always, Encrypt::Never];
 
+mod damage;
 mod pause;
 mod switch;
 mod vain;
@@ -282,21 +286,6 @@ fn a_session_ends_that_nobody_watches_at_either_end() {
         .collect();
     told.sort_unstable();
     assert_eq!(told, [0, 1, RDMA_LANE_FIRST]);
-}
-
-#[test]
-fn a_lane_that_brings_more_damage_counts_once() {
-    let mut receiver = accepting();
-    for generation in 0..=CORRUPT_MAX as u32 {
-        let lane = LaneId { index: 1, generation };
-        receiver.handle_lane_up(lane, Duration::ZERO);
-        for _ in 0..100 {
-            receiver.handle_corrupt(lane, Duration::ZERO);
-        }
-        assert_eq!(receiver.counters().corrupt, u64::from(generation) + 1);
-        let gives_up = receiver.core_ref().is_ending();
-        assert_eq!(gives_up, u64::from(generation) == CORRUPT_MAX, "after {generation}");
-    }
 }
 
 /// A path on which lanes come up but do not last.

@@ -93,18 +93,6 @@ impl Answer {
         Self::Blocks { item, block_bytes: BLOCK_BYTES_MIN, is_last: true, digests: Vec::new() }
     }
 
-    /// Returns the length of the encoded answer, in bytes.
-    pub fn encoded_bytes(&self) -> usize {
-        match self {
-            Self::Blocks { digests, .. } => {
-                let digest = |digest: &Digest| 1 + digest.map_or(0, |digest| digest.len());
-                BLOCKS_HEAD_BYTES + digests.iter().map(digest).sum::<usize>()
-            }
-            Self::Fresh { .. } => 9,
-            Self::Verdicts { verdicts, .. } => 9 + verdicts.iter().map(Verdict::encoded_bytes).sum::<usize>(),
-        }
-    }
-
     /// Encodes the answer. The limits of the fields keep it within [`ANSWER_BYTES_MAX`] bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
@@ -140,7 +128,6 @@ impl Answer {
                 }
             }
         }
-        debug_assert_eq!(out.len(), self.encoded_bytes());
         debug_assert!(out.len() <= ANSWER_BYTES_MAX);
         out
     }

@@ -19,6 +19,9 @@ const CRITICAL: u8 = 1;
 /// Length of an extension's head, in bytes: type, flags and length of the value.
 const HEAD_BYTES: usize = 5;
 
+/// Maximum length in bytes of the names that [`AclNames::push`] takes. All other extensions then have room.
+const ACL_NAMES_BYTES_MAX: usize = 1400;
+
 /// An extension that this version knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extension<'a> {
@@ -40,6 +43,14 @@ pub enum Extension<'a> {
         number: u64,
         /// Time of the inode's last change (ctime), in seconds and nanoseconds.
         changed: (i64, u32),
+    },
+    /// Names at the sender of the users and groups that the entry's ACLs name.
+    AclNames(AclNames<'a>),
+    /// Marks a directory that the user has named as a source. Where nothing comes of a source, what the receiver has of
+    /// it is not deleted, because the source's disk may not be mounted.
+    Source {
+        /// Whether several sources are merged in the directory, and one of them is empty.
+        lacks_one: bool,
     },
 }
 
@@ -69,18 +80,22 @@ impl<'a> Extension<'a> {
                 value.extend(nanoseconds.to_le_bytes());
                 6
             }
+            Self::AclNames(names) => {
+                value.extend(names.0);
+                7
+            }
+            Self::Source { lacks_one } => {
+                value.push(u8::from(lacks_one));
+                8
+            }
         }
     }
 
     /// Decodes a value. `None` if this version does not know the kind.
     fn decode(kind: u16, value: &'a [u8]) -> Result<Option<Self>, TreeError> {
-        let name = || {
-            let is_name = !value.is_empty() && value.len() <= NAME_BYTES_MAX && !value.contains(&0);
-            if is_name { Ok(value) } else { Err(TreeError::Name) }
-        };
         Ok(Some(match kind {
-            1 => Self::User(name()?),
-            2 => Self::Group(name()?),
+            1 => Self::User(account(value)?),
+            2 => Self::Group(account(value)?),
             3 => Self::Digest(value.try_into().map_err(|_| TreeError::Length)?),
             4 => Self::Flags(u32::from_le_bytes(value.try_into().map_err(|_| TreeError::Length)?)),
             5 if value.is_empty() => Self::Implied,
@@ -93,8 +108,76 @@ impl<'a> Extension<'a> {
                 }
                 Self::Inode { number, changed: (seconds, nanoseconds) }
             }
+            7 => Self::AclNames(AclNames::decode(value)?),
+            8 => match value {
+                [lacks_one @ (0 | 1)] => Self::Source { lacks_one: *lacks_one == 1 },
+                [_] => return Err(TreeError::Value),
+                _ => return Err(TreeError::Length),
+            },
             _ => return Ok(None),
         }))
+    }
+}
+
+/// Checks the name of a user or group.
+fn account(name: &[u8]) -> Result<&[u8], TreeError> {
+    let is_name = !name.is_empty() && name.len() <= NAME_BYTES_MAX && !name.contains(&0);
+    if is_name { Ok(name) } else { Err(TreeError::Name) }
+}
+
+/// Names of users and groups, encoded as a sequence of tag (u8), number (u32), name length (u8) and name. The pairs of
+/// tag and number ascend.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AclNames<'a>(&'a [u8]);
+
+impl<'a> AclNames<'a> {
+    /// Tag of a user, as in an ACL.
+    pub const USER: u8 = 2;
+
+    /// Tag of a group, as in an ACL.
+    pub const GROUP: u8 = 8;
+
+    /// Appends the name of a user or group to a buffer for [`AclNames::new`], in ascending order of tags and numbers.
+    /// Returns whether the name was valid and fits.
+    pub fn push(buffer: &mut Vec<u8>, tag: u8, number: u32, name: &[u8]) -> bool {
+        let before = buffer.len();
+        buffer.push(tag);
+        buffer.extend(number.to_le_bytes());
+        buffer.push(name.len() as u8);
+        buffer.extend(name);
+        let is_valid = account(name).is_ok() && AclNames::decode(buffer).is_ok();
+        if !is_valid || buffer.len() > ACL_NAMES_BYTES_MAX {
+            buffer.truncate(before);
+        }
+        buffer.len() > before
+    }
+
+    /// Wraps a buffer that [`AclNames::push`] has filled.
+    pub const fn new(buffer: &'a [u8]) -> Self {
+        Self(buffer)
+    }
+
+    /// Iterates over tags, numbers and names.
+    pub fn iter(self) -> impl Iterator<Item = (u8, u32, &'a [u8])> {
+        let mut reader = Reader { rest: self.0 };
+        std::iter::from_fn(move || if reader.rest.is_empty() { None } else { Self::next(&mut reader).ok() })
+    }
+
+    fn next(reader: &mut Reader<'a>) -> Result<(u8, u32, &'a [u8]), TreeError> {
+        let (tag, number, length) = (reader.u8()?, reader.u32()?, usize::from(reader.u8()?));
+        Ok((tag, number, account(reader.bytes(length)?)?))
+    }
+
+    fn decode(value: &'a [u8]) -> Result<Self, TreeError> {
+        let (mut reader, mut last) = (Reader { rest: value }, None);
+        while !reader.rest.is_empty() {
+            let (tag, number, _) = Self::next(&mut reader)?;
+            if ![Self::USER, Self::GROUP].contains(&tag) || last >= Some((tag, number)) {
+                return Err(TreeError::Value);
+            }
+            last = Some((tag, number));
+        }
+        Ok(Self(value))
     }
 }
 
@@ -134,6 +217,14 @@ impl<'a> Extensions<'a> {
         Self(buffer)
     }
 
+    /// Returns the same extensions and, if it fits, a further one of a higher type, which is not critical. `buffer`,
+    /// which is empty, takes all of them.
+    pub fn with<'b>(self, extension: Extension<'_>, buffer: &'b mut Vec<u8>) -> Extensions<'b> {
+        buffer.extend(self.0);
+        Extensions::push(buffer, extension, false);
+        Extensions(buffer)
+    }
+
     /// Iterates over the extensions that this version knows.
     pub fn iter(self) -> impl Iterator<Item = Extension<'a>> {
         self.raw().filter_map(|raw| Extension::decode(raw.kind, raw.value).ok().flatten())
@@ -148,10 +239,6 @@ impl<'a> Extensions<'a> {
     fn raw(self) -> impl Iterator<Item = Raw<'a>> {
         let mut reader = Reader { rest: self.0 };
         std::iter::from_fn(move || if reader.rest.is_empty() { None } else { Raw::decode(&mut reader).ok() })
-    }
-
-    pub(super) fn encoded_bytes(self) -> usize {
-        1 + self.0.len()
     }
 
     /// Returns the number of extensions, and their encoding.
@@ -221,6 +308,12 @@ fn samples() -> Vec<(Extension<'static>, bool, &'static str)> {
             true,
             "0600 01 1400 8300000000000000 00f1536500000000 05000000",
         ),
+        (
+            Extension::AclNames(AclNames(b"\x02\xea\x03\0\0\x03bob\x08\x64\0\0\0\x05staff")),
+            false,
+            "0700 00 1400 02 ea030000 03 626f62 08 64000000 05 7374616666",
+        ),
+        (Extension::Source { lacks_one: true }, false, "0800 00 0100 01"),
     ]
 }
 
@@ -278,12 +371,51 @@ mod tests {
     }
 
     #[test]
+    fn a_further_one_comes_last() {
+        let (mut buffer, mut all) = (Vec::new(), Vec::new());
+        let [user, source] = [Extension::User(b"alice"), Extension::Source { lacks_one: false }];
+        assert!(Extensions::push(&mut buffer, user, false));
+        assert!(Extensions::new(&buffer).with(source, &mut all).iter().eq([user, source]));
+        assert!(Extensions::default().with(source, &mut Vec::new()).iter().eq([source]));
+    }
+
+    #[test]
     fn what_is_too_long_is_not_sent() {
         let mut buffer = Vec::new();
         for name in [&b""[..], b"a\0", &[b'a'; 256]] {
             assert!(!Extensions::push(&mut buffer, Extension::User(name), true), "{name:?}");
         }
         assert!(buffer.is_empty());
+    }
+
+    /// Whether names are left out must not depend on other extensions, because hosts compare what they have sent.
+    #[test]
+    fn names_in_acls_leave_room_for_all_others() {
+        let longest = [b'a'; NAME_BYTES_MAX];
+        let mut names = Vec::new();
+        for (tag, number, name) in [
+            (4, 1, &b"no tag of these"[..]),
+            (AclNames::USER, 1, b""),
+            (AclNames::USER, 1, b"a\0b"),
+            (AclNames::USER, 1, &[b'a'; NAME_BYTES_MAX + 1]),
+        ] {
+            assert!(!AclNames::push(&mut names, tag, number, name), "{number}");
+        }
+        assert!(names.is_empty());
+        let users = (1..1000).filter(|&number| AclNames::push(&mut names, AclNames::USER, number, &longest)).count();
+        assert!(users == 5 && AclNames::push(&mut names, AclNames::USER, 1000, b"short"));
+        assert!(!AclNames::push(&mut names, AclNames::USER, 1000, b"twice"));
+        let names = AclNames::new(&names);
+        assert_eq!(names.iter().last(), Some((AclNames::USER, 1000, &b"short"[..])));
+        let (mut buffer, all) = (Vec::new(), samples().into_iter().map(|(extension, ..)| extension));
+        for extension in all.map(|extension| match extension {
+            Extension::User(_) => Extension::User(&longest),
+            Extension::Group(_) => Extension::Group(&longest),
+            Extension::AclNames(_) => Extension::AclNames(names),
+            other => other,
+        }) {
+            assert!(Extensions::push(&mut buffer, extension, false), "{extension:?}");
+        }
     }
 
     #[test]
@@ -315,6 +447,14 @@ mod tests {
             (area(&[entry(5, 0, b"x")]), TreeError::Length),
             (area(&[entry(6, 0, &[0; 19])]), TreeError::Short),
             (area(&[entry(6, 0, &[0; 21])]), TreeError::Length),
+            (area(&[entry(7, 0, b"\x02\x01\0\0\0\x02a")]), TreeError::Short),
+            (area(&[entry(7, 0, b"\x02\x01\0\0\0\0")]), TreeError::Name),
+            (area(&[entry(7, 0, b"\x04\x01\0\0\0\x01a")]), TreeError::Value),
+            (area(&[entry(7, 0, b"\x02\x01\0\0\0\x01a\x02\x01\0\0\0\x01b")]), TreeError::Value),
+            (area(&[entry(7, 0, b"\x08\x01\0\0\0\x01a\x02\x02\0\0\0\x01b")]), TreeError::Value),
+            (area(&[entry(8, 0, b"")]), TreeError::Length),
+            (area(&[entry(8, 0, b"\0\0")]), TreeError::Length),
+            (area(&[entry(8, 0, b"\x02")]), TreeError::Value),
         ] {
             assert_eq!(with(&bytes), Err(error), "{bytes:?}");
         }

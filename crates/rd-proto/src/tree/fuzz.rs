@@ -38,8 +38,10 @@ pub fn samples() -> Vec<Record<'static>> {
         modified: Time { seconds: -1, nanoseconds: 999_999_999 },
         accessed: Time { seconds: 1 << 33, nanoseconds: 0 },
         xattrs: Xattrs(b"\x06\0user.a\x01\0\0\0v"),
-        // A user's name, flags, and a type that no version knows.
-        extensions: Extensions::new(b"\x01\0\0\x01\0u\x04\0\x01\x04\0\x10\0\0\0\xff\xff\0\x01\0?"),
+        // A user's name, flags, names in ACLs, and a type that no version knows.
+        extensions: Extensions::new(
+            b"\x01\0\0\x01\0u\x04\0\x01\x04\0\x10\0\0\0\x07\0\0\x07\0\x02\xea\x03\0\0\x01v\xff\xff\0\x01\0?",
+        ),
     };
     vec![
         Record::Directory { name: b"d", metadata },

@@ -102,7 +102,6 @@ fn expected() -> Vec<(String, usize)> {
         ("IBV_PORT_ACTIVE", ffi::PORT_ACTIVE as usize),
         ("IBV_TRANSPORT_IWARP", ffi::TRANSPORT_IWARP as usize),
         ("IBV_EVENT_DEVICE_FATAL", ffi::EVENT_DEVICE_FATAL as usize),
-        ("IBV_EVENT_PORT_ERR", ffi::EVENT_PORT_ERR as usize),
         ("RDMA_PS_TCP", ffi::PS_TCP as usize),
         ("RDMA_OPTION_ID", ffi::OPTION_ID as usize),
         ("RDMA_OPTION_ID_ACK_TIMEOUT", ffi::OPTION_ID_ACK_TIMEOUT as usize),

@@ -3,7 +3,7 @@
 use super::CameTo;
 use crate::cli::report::limiter_line;
 use crate::cli::report::record::{Record, Weight};
-use crate::engine::Wait;
+use crate::engine::{Wait, Waits};
 use crate::job::event::End;
 
 /// Minimum share of the time for which something must be waited for to be worth changing.
@@ -42,8 +42,10 @@ pub(super) fn lines(record: &Record, came_to: CameTo<'_>) -> Vec<String> {
             Some(limiter) => {
                 lines.push(format!("Limited by {}, for {:.0} % of the time.", limiter.name, limiter.share * 100.0));
                 if limiter.name.starts_with("the hop ") {
-                    let transport = pipeline.hops.first().map_or("", |hop| &*hop.transport);
-                    lines.extend(of_wait(Wait::Wire, transport, pipeline.hops.iter().any(|hop| hop.encrypted)));
+                    let is_it = |from: &str, to: &str| limiter.name == format!("the hop {from} -> {to}");
+                    let hop = pipeline.hops.iter().find(|hop| is_it(&hop.from, &hop.to));
+                    let (transport, is_encrypted) = hop.map_or(("", false), |hop| (&*hop.transport, hop.encrypted));
+                    lines.extend(of_wait(wait_of_hop(record, is_it), transport, is_encrypted));
                 } else {
                     lines.push(
                         "This command holds up the others: give it more processors, a faster disk, or less work, such \
@@ -65,6 +67,13 @@ pub(super) fn lines(record: &Record, came_to: CameTo<'_>) -> Vec<String> {
         );
     }
     lines
+}
+
+/// Returns what a hop that held up the others waited for most, apart from the commands at its ends.
+fn wait_of_hop(record: &Record, is_it: impl Fn(&str, &str) -> bool) -> Wait {
+    let track = record.tracks.iter().find(|track| is_it(&track.names[0], &track.names[1]));
+    let waits = track.and_then(|track| track.waits(track.span()?, 1).pop()).unwrap_or_default();
+    Waits { source: 0.0, sink: 0.0, ..waits }.limiter().map_or(Wait::Wire, |limiter| limiter.what)
 }
 
 fn of_failure(record: &Record, came_to: CameTo<'_>, exit: u8) -> Option<String> {

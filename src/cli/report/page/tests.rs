@@ -126,20 +126,10 @@ fn hostile_names_are_text_and_the_page_stays_well_formed() {
     }
 }
 
-#[test]
-fn a_pipeline_has_each_stage_and_each_hop_and_all_of_it_is_text() {
-    let stage = |host: &str| event::Stage {
-        host: host.to_owned(),
-        command: HOSTILE.to_owned(),
-        exit: None,
-        signal: Some(9),
-        seconds: Some(1.5),
-        bytes_in: None,
-        bytes_out: Some(7),
-    };
-    let hop = event::Hop {
-        from: HOSTILE.to_owned(),
-        to: "this host".to_owned(),
+fn hop(from: &str, to: &str) -> event::Hop {
+    event::Hop {
+        from: from.to_owned(),
+        to: to.to_owned(),
         bytes: 1234,
         seconds: 1.0,
         gb_per_s: 0.001234,
@@ -152,7 +142,21 @@ fn a_pipeline_has_each_stage_and_each_hop_and_all_of_it_is_text() {
         written_direct_bytes: 0,
         written_buffered_bytes: 0,
         through_launcher: true,
+    }
+}
+
+#[test]
+fn a_pipeline_has_each_stage_and_each_hop_and_all_of_it_is_text() {
+    let stage = |host: &str| event::Stage {
+        host: host.to_owned(),
+        command: HOSTILE.to_owned(),
+        exit: None,
+        signal: Some(9),
+        seconds: Some(1.5),
+        bytes_in: None,
+        bytes_out: Some(7),
     };
+    let hop = hop(HOSTILE, "this host");
     let failure = Failure::new(Exit::Stage(3), "a stage failed");
     let pipeline = Pipeline {
         result: event::Result::new(Some(&failure)),
@@ -168,6 +172,34 @@ fn a_pipeline_has_each_stage_and_each_hop_and_all_of_it_is_text() {
         assert!(page.text.contains(part), "{part}: {}", page.text);
     }
     assert!(page.attributes.contains(&("value".to_owned(), "1234".to_owned())));
+}
+
+#[test]
+fn a_hop_is_held_up_by_what_it_waited_for() {
+    for (waits, expected) in [
+        (Waits { source: 9.0, limit: 3.0, ..Waits::default() }, "--bwlimit is the limit"),
+        (Waits { cpu: 3.0, wire: 1.0, ..Waits::default() }, "The processors are the limit, for encryption"),
+        (Waits::default(), "The wire is the limit: use --compress auto"),
+    ] {
+        let mut record = Record::new("rdpipe");
+        std::thread::sleep(Duration::from_millis(2));
+        record.measured_here("b", crate::job::hop::Side::From, 1234, waits);
+        record.tracks[0].names = ["a", "b"].map(str::to_owned);
+        // The hop before it is another matter.
+        let plain = event::Hop { transport: "tcp".to_owned(), ..hop("this host", "a") };
+        let pipeline = Pipeline {
+            result: event::Result::new(None),
+            stages: Vec::new(),
+            hops: vec![plain, event::Hop { encrypted: true, retries: 0, ..hop("a", "b") }],
+            limiter: Some(event::PipelineLimiter { name: "the hop a -> b".to_owned(), share: 0.8 }),
+        };
+        let end = End::Pipeline(pipeline);
+        let page = parsed(&render(&record, CameTo { end: &end, figures: None, copied: None }));
+        assert!(page.text.contains(expected), "{expected}: {}", page.text);
+        let is_wire = page.text.contains("The wire is the limit");
+        assert_eq!(is_wire, expected.starts_with("The wire"), "{expected}: {}", page.text);
+        assert!(!page.text.contains("The data went over TCP"), "{}", page.text);
+    }
 }
 
 #[test]

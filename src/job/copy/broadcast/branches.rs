@@ -12,7 +12,7 @@ use crate::control::frames::{Broadcast, BroadcastRole, BroadcastState, Fault, Me
 use crate::fault::{Exit, escaped};
 use crate::job::hop::Side;
 use crate::job::progress::{HostShown, HostStanding};
-use crate::job::{HERE, Job, Update};
+use crate::job::{Job, Update};
 use crate::options::TransferOptions;
 
 pub(in crate::job) use super::chain::Lag;
@@ -61,27 +61,17 @@ pub(in crate::job) struct Branches {
     said: Vec<String>,
 }
 
-/// The origin of the stream: the output of a stage on a host, or standard input.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::job) enum Feed {
-    Standard,
-    Stage { host: usize, stage: usize },
-}
-
 impl Branches {
-    /// Begins the nodes of these stages, each on a different host that has been told of its stage. `disk_bytes` is how
-    /// much of the stream may wait on disk for each of them, in addition to memory.
+    /// Begins the nodes of these stages, each on a different host that has been told of its stage, and that of the
+    /// stream's source. `disk_bytes` is how much of the stream may wait on disk for each of the stages, in addition to
+    /// memory.
     pub(in crate::job) fn begin(
         job: &mut Job,
-        feed: Feed,
+        (source, role): (usize, BroadcastRole),
         stages: &[(usize, usize)],
         (lag, stall, disk_bytes): (Lag, Duration, u64),
         options: &TransferOptions,
     ) -> Self {
-        let (source, role) = match feed {
-            Feed::Standard => (HERE, BroadcastRole::SourceStandard),
-            Feed::Stage { host, stage } => (host, BroadcastRole::SourceStage { stage: stage as u32 }),
-        };
         let branch = |&(host, stage): &(usize, usize)| {
             let name = escaped(&job.hosts[host].name);
             Branch { stage, name, ..Branch::default() }
@@ -384,6 +374,7 @@ impl Branches {
 mod tests {
     use super::*;
     use crate::control::frames::TreeProgress;
+    use crate::job::HERE;
     use crate::tree::progress::Amount;
 
     /// A command may read from its queue on disk long after its node has taken the whole stream.

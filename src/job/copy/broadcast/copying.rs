@@ -129,7 +129,11 @@ impl Copy<'_> {
             return run.chain.copy_over(from, to, CopyEnd::ToFailed);
         }
         let hosts = [from, to].map(|node| run.links.hosts[node]);
-        let hop = self.job.session(hosts, [send, receive], self.plan.transfer);
+        let mut transfer = self.plan.transfer.clone();
+        // The copies that a host may give at the same time share the limit. Hosts that join have a share as well.
+        let at_once = u64::from(run.chain.copies_at_once());
+        transfer.bwlimit = transfer.bwlimit.map(|rate| (rate / at_once).max(1));
+        let hop = self.job.session(hosts, [send, receive], &transfer);
         run.copies.insert(hop, Going { from, to, ..Going::default() });
         let target = run.target_mut(to);
         (target.from, target.undeleted) = (Some(hosts[0]), 0);

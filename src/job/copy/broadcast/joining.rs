@@ -360,6 +360,18 @@ fn refusal<'a>(spec: &Spec, mut there: impl Iterator<Item = (&'a Spec, bool)>) -
     })
 }
 
+/// Adds the targets that have come to count to the rows in which hosts are shown. A row always shows the same host,
+/// because what is recorded about hosts is kept by row. A host that was added again takes over its row.
+pub(super) fn update_rows(rows: &mut Vec<usize>, targets: &[Target], counting: &[usize]) {
+    for &at in counting {
+        let is_its = |row: usize| targets[row].is_replaced && targets[row].spec.host() == targets[at].spec.host();
+        match rows.iter().position(|&row| row == at || is_its(row)) {
+            Some(row) => rows[row] = at,
+            None => rows.push(at),
+        }
+    }
+}
+
 impl Run {
     /// Whether a target will never have its tree.
     pub(super) fn has_failed(&self, at: usize) -> bool {
@@ -425,6 +437,22 @@ impl Run {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_row_keeps_its_host() {
+        let target = |host: &str| Target { spec: Spec::There(host.into(), "/x".into()), ..Target::default() };
+        let (mut targets, mut rows) = (vec![target("h1"), target("h2")], Vec::new());
+        update_rows(&mut rows, &targets, &[0, 1]);
+        assert_eq!(rows, [0, 1]);
+        // Of two hosts that are added, the second begins first. The first host has failed, and is added again twice.
+        targets.extend([target("h3"), target("h4"), target("h1"), target("h1")]);
+        update_rows(&mut rows, &targets, &[0, 1, 3]);
+        [0, 4].iter().for_each(|&at| targets[at].is_replaced = true);
+        update_rows(&mut rows, &targets, &[1, 2, 3, 5]);
+        assert_eq!(rows, [5, 1, 3, 2]);
+        update_rows(&mut rows, &targets, &[1, 2, 3, 5]);
+        assert_eq!(rows, [5, 1, 3, 2]);
+    }
 
     #[test]
     fn a_failed_host_is_added_again_only_with_its_own_destination() {

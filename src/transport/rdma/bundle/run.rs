@@ -255,7 +255,7 @@ impl RdmaGroup {
         }
         // The removal of the device does not wake this sleep. A further descriptor would cost time, and the
         // removal is noticed soon enough.
-        let [readable] = sleep_on([self.completions.queue.channel().as_fd()], LOOK_AGAIN);
+        let [readable] = sleep_on([self.completions.queue.as_fd()], LOOK_AGAIN);
         if readable && self.completions.take_event()? {
             return Ok(true);
         }
@@ -349,9 +349,11 @@ impl RdmaGroup {
                             return Err(LaneError::Framing("an unexpected message"));
                         };
                         let is_warm = sent_at.duration_since(start) > plan.duration / 10;
-                        let counts = is_warm || received.flow.messages >= warm_up;
+                        let expired = now.duration_since(start) >= plan.duration;
+                        // The last ones always count: on a slow line there may be no others.
+                        let counts = is_warm || expired || received.flow.messages >= warm_up;
                         let enough = posted >= messages || latency.len() + u64::from(counts) >= plan.messages;
-                        let over = enough || now.duration_since(start) >= plan.duration;
+                        let over = enough || expired;
                         let room = pair.outstanding() < u64::from(self.account.sends);
                         if !over && room && plan.verify.is_none() {
                             // The next message is sent first, because counting this one can wait.

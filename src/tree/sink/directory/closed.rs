@@ -37,7 +37,7 @@ impl OpenDirectory {
     /// Takes the mode that the directory had before it was opened up. `None` if the mode need not be restored, or has
     /// already been taken.
     pub(super) fn take_closed(&self) -> Option<u32> {
-        self.closed.lock().expect("no panics under it").take()
+        crate::locked(&self.closed).take()
     }
 }
 

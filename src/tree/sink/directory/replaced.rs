@@ -19,6 +19,8 @@ use crate::fs::is_directory;
 const NEEDS_DELETE: &str = "a directory is replaced only with --delete";
 const IS_TOO_MUCH: &str =
     "it is to be replaced, but that would delete more than --max-delete still allows; use a higher limit";
+const MAY_BE_OTHERS: &str = "it is to be replaced, but one of the merged SRC is empty (not mounted?), and what is in \
+     it may have come from there; use --force-empty to delete it anyway";
 /// Also keeps the error from being taken for one of making the new entry.
 const NOT_REMOVED: &str = "it is to be replaced, but not all of it can be deleted";
 const SOME_STAYS: &str =
@@ -35,13 +37,13 @@ impl OpenDirectory {
             true => self.clear_way(name, old)?,
             false => self.check_contents(name, old)?,
         }
-        self.in_the_way.lock().expect("no panics under it").insert(name.to_vec());
+        crate::locked(&self.in_the_way).insert(name.to_vec());
         Ok(())
     }
 
     /// Whether a directory of this name is to make way for an entry of another kind.
     pub fn is_replaced_directory(&self, name: &[u8]) -> bool {
-        self.in_the_way.lock().expect("no panics under it").contains(name)
+        crate::locked(&self.in_the_way).contains(name)
     }
 
     /// Removes the directory of this name if it is to make way for an entry, which is whole now.
@@ -88,8 +90,13 @@ impl OpenDirectory {
         if old.st_dev != fstat(&self.fd)?.st_dev {
             return Err(Errno::BUSY.into());
         }
+        let c_name = CString::new(name).map_err(|_| Errno::INVAL)?;
+        let is_empty = || rehearse::is_empty(&self.fd, &c_name);
+        if self.why_kept(true).is_some() && is_empty() != Ok(true) {
+            return Err(Fault::Explained(Errno::NOTEMPTY, MAY_BE_OTHERS));
+        }
         if !shared.options.delete {
-            return match rehearse::is_empty(&self.fd, &CString::new(name).map_err(|_| Errno::INVAL)?) {
+            return match is_empty() {
                 Ok(false) => Err(Fault::Explained(Errno::NOTEMPTY, NEEDS_DELETE)),
                 Err(error) if shared.options.dry_run => Err(error.into()),
                 _ => Ok(()),

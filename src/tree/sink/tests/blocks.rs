@@ -33,7 +33,7 @@ fn a_file_of_many_small_blocks_is_compared_whole_and_only_its_changes_are_sent()
     let answer = {
         let (source, answers) = (Arc::clone(&source), Arc::clone(&answers));
         Box::new(move |answer: Answer| {
-            answers.lock().expect("no panics under it").push(answer.clone());
+            crate::locked(&answers).push(answer.clone());
             source.handle_answer(answer).expect("honest");
         })
     };
@@ -49,11 +49,11 @@ fn a_file_of_many_small_blocks_is_compared_whole_and_only_its_changes_are_sent()
         }
     }
     let report = sink.finish().expect("whole");
-    assert_eq!((report.failed, report.files), (0, 1), "{:?}", report.failures);
+    assert_eq!((report.figures.failed, report.files), (0, 1), "{:?}", report.failures);
     assert!(fs::read(&ours).expect("there") == contents);
     let sent = source.sent();
-    assert_eq!((sent.bytes, sent.kept_bytes), (3 * BLOCK + 1, SIZE - 3 * BLOCK - 1));
-    let answers = answers.lock().expect("no panics under it");
+    assert_eq!((sent.figures.amount.bytes, sent.figures.kept_bytes), (3 * BLOCK + 1, SIZE - 3 * BLOCK - 1));
+    let answers = crate::locked(&answers);
     let told = answers.iter().map(|answer| match answer {
         Answer::Blocks { item: 1, block_bytes: BLOCK, is_last, digests } => (digests.len(), *is_last),
         other => panic!("{other:?}"),
@@ -85,15 +85,15 @@ fn what_exists_is_not_compared_in_a_broadcast() {
     let answers: Arc<Mutex<Vec<Answer>>> = Arc::default();
     let answer = {
         let answers = Arc::clone(&answers);
-        Box::new(move |answer| answers.lock().expect("no panics under it").push(answer))
+        Box::new(move |answer| crate::locked(&answers).push(answer))
     };
     let destination = Destination { awaits_proof: true, ..Destination::default() };
     let mut sink = TreeSink::new(&scratch.dst(), destination, answer).expect("there");
     sink.push(0, 0, chunk(&[large(b"large", 1, SIZE)])).expect("taken");
     sink.push(1, 0, Arc::new(vec![2; SIZE as usize])).expect("taken");
     sink.push(0, 0, chunk(&[closed(1, SIZE), END])).expect("taken");
-    assert_eq!(sink.finish().expect("whole").failed, 0);
-    assert_eq!(*answers.lock().expect("no panics under it"), [Answer::nothing(1)]);
+    assert_eq!(sink.finish().expect("whole").figures.failed, 0);
+    assert_eq!(*crate::locked(&answers), [Answer::nothing(1)]);
     assert!(fs::read(&path).expect("there").iter().all(|&byte| byte == 2));
 }
 
@@ -140,7 +140,7 @@ fn a_partial_file_with_holes_does_not_stay_when_a_copy_is_given_up() {
         sink.discard();
         drop(large);
         let stays = scratch.dst().join(name_beside(b"a", PARTIAL)).exists();
-        let told = sink.shared.kept.lock().expect("no panics under it").len();
+        let told = crate::locked(&sink.shared.kept).len();
         assert_eq!((stays, told), (!is_sparse, usize::from(!is_sparse)));
     }
 }

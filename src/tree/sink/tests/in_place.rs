@@ -23,12 +23,12 @@ fn in_place_a_file_gets_its_time_when_its_data_is_stable() {
         };
         // An error that does not stop the whole copy.
         let report = where_calls_fail(&[libc::SYS_fdatasync], libc::EPERM, run);
-        assert_eq!(report.failed, failed, "{report:?}");
+        assert_eq!(report.figures.failed, failed, "{report:?}");
         for path in &paths {
             let has_time = fs::metadata(path).expect("there").mtime() == META.modified.seconds;
             assert_eq!(has_time, !fsync, "{}", path.display());
         }
-        assert_eq!(run().failed, 0);
+        assert_eq!(run().figures.failed, 0);
         assert!(paths.iter().all(|path| fs::metadata(path).expect("there").mtime() == META.modified.seconds));
     }
 }
@@ -76,7 +76,7 @@ fn what_cannot_be_written_in_place_stays_until_its_successor_is_whole() {
                     sink.push(0, 0, chunk(&[wanted, file(b"a", &contents), END])).expect("taken");
                 }
                 let report = sink.finish().expect("whole");
-                assert_eq!((report.failed, report.files), (0, 1), "{what}: {report:?}");
+                assert_eq!((report.figures.failed, report.files), (0, 1), "{what}: {report:?}");
                 assert!(fs::symlink_metadata(&path).expect("there").is_file(), "{what}");
                 assert!(fs::read(&path).expect("readable") == contents, "{what}");
                 scratch.outside_is_unchanged();

@@ -38,7 +38,7 @@ fn measure_small_files() {
     }
     let report = sink.finish().expect("whole");
     println!("{:.1} ms", start.elapsed().as_secs_f64() * 1e3);
-    assert_eq!((report.files, report.failed), (20_000, 0));
+    assert_eq!((report.files, report.figures.failed), (20_000, 0));
 }
 
 /// All paths below a directory, each with its inode.
@@ -100,4 +100,22 @@ fn what_a_killed_transfer_left_of_small_files_goes() {
     let records = [directory(b"d"), file(b"f", b"whole"), Record::Leave, file(b"f", b"whole"), END];
     assert!(scratch.run(TreeOptions::default(), &records).expect("a walk").failures.is_empty());
     scratch.no_temporaries();
+}
+
+/// With `--no-mode` a file keeps the mode of the one that it replaces. What a killed transfer has left was not given its
+/// mode yet.
+#[test]
+fn a_file_that_was_left_half_written_passes_no_mode_on() {
+    let scratch = Scratch::new();
+    let left = scratch.dst().join(name_beside(b"d", PARTIAL));
+    fs::create_dir(&left).expect("ours");
+    fs::write(left.join("f"), "half").expect("ours");
+    for (path, mode) in [(&left, 0o1700), (&left.join("f"), 0o600)] {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("ours");
+    }
+    let options = TreeOptions { mode: false, compares: true, ..TreeOptions::default() };
+    let records = [directory(b"d"), file(b"f", b"whole"), Record::Leave, END];
+    assert!(scratch.run(options, &records).expect("a walk").failures.is_empty());
+    let made = fs::metadata(scratch.dst().join("d/f")).expect("made");
+    assert_eq!((made.len(), made.mode() & 0o777), (5, 0o640));
 }

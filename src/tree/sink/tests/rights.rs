@@ -1,8 +1,9 @@
 //! Rights that an entry gives to other users.
 
-use rd_proto::tree::{Extension, Extensions};
+use rd_proto::tree::{AclNames, Extension, Extensions};
 
 use super::*;
+use crate::fs::accounts;
 use crate::not_run::partly_run;
 
 /// A receiver that is not root keeps no owner, even if the sender has chosen the receiver's own user.
@@ -37,7 +38,7 @@ fn metadata_that_this_host_does_not_keep_is_reported() {
         let scratch = Scratch::new();
         let run = || scratch.run(options, &[Record::File { name: b"f", metadata, data: b"" }, END]).expect("whole");
         // As for root of a container.
-        where_calls_fail(&[libc::SYS_fsetxattr], libc::EPERM, run).figures().has_less_metadata
+        where_calls_fail(&[libc::SYS_fsetxattr], libc::EPERM, run).figures.has_less_metadata
     };
     let (all, without_owner) = (TreeOptions::default, || TreeOptions { owner: false, ..TreeOptions::default() });
     assert!(!is_reported(META, all()));
@@ -82,7 +83,7 @@ fn in_place_refuses_a_file_with_other_names() {
     }
     let options = TreeOptions { in_place: true, ..TreeOptions::default() };
     let report = scratch.run(options, &[file(b"a", b"x"), large(b"b", 1, 0), closed(1, 0), END]).expect("whole");
-    assert_eq!((report.failed, report.files), (2, 0));
+    assert_eq!((report.figures.failed, report.files), (2, 0));
     assert!(report.failures.iter().all(|fact| fact.detail.starts_with(b"has other hard links")), "{report:?}");
     for name in ["a", "b"] {
         fs::remove_file(scratch.dst().join(name)).expect("ours");
@@ -119,6 +120,83 @@ fn acls_are_set_and_inherited_ones_are_not() {
     // Without its ACL, the file gives its group nothing.
     scratch.run(TreeOptions { xattrs: false, ..TreeOptions::default() }, &[with_acl, END]).expect("whole");
     assert_eq!(fs::metadata(scratch.dst().join("a")).expect("there").mode() & 0o070, 0);
+}
+
+/// Where others may rename a directory under its partial name, it has the sticky bit, by which the next copy knows it.
+#[test]
+fn the_mark_of_an_unfinished_directory_goes_with_its_partial_name() {
+    let all = TreeOptions::default;
+    for (options, keeps_mode) in [
+        (all(), true),
+        (TreeOptions { sync: true, ..all() }, true),
+        (TreeOptions { mode: false, ..all() }, false),
+        (TreeOptions { keeps_root: true, ..all() }, false),
+    ] {
+        for (sent, has_failed) in [(0o750, false), (0o1750, false), (0o750, true)] {
+            let scratch = Scratch::new();
+            fs::set_permissions(scratch.dst(), fs::Permissions::from_mode(0o777)).expect("ours");
+            let mode = |name: &str| fs::metadata(scratch.dst().join(name)).expect("there").mode();
+            let top = Record::Directory { name: b"d", metadata: Metadata { mode: sent, ..META } };
+            let mut sink = scratch.sink(options.clone());
+            sink.push(0, 0, chunk(&[top, file(b"f", b"1")])).expect("taken");
+            sink.shared.wait_drained();
+            drop(sink);
+            let left = name_beside(b"d", PARTIAL);
+            assert_eq!(mode(&left) & 0o1777, 0o1700, "{options:?}");
+            fs::create_dir(scratch.dst().join(&left).join("stale")).expect("a directory");
+            let mut sink = scratch.sink(options.clone());
+            sink.push(0, 0, chunk(&[top, file(b"f", b"1")])).expect("the same is gone on with");
+            sink.shared.wait_drained();
+            let mut finish = || sink.push(0, 0, chunk(&[Record::Leave])).expect("taken");
+            match has_failed {
+                true => where_calls_fail(&[libc::SYS_unlinkat], libc::EPERM, &mut finish),
+                false => finish(),
+            }
+            sink.push(0, 0, chunk(&[END])).expect("taken");
+            let report = sink.finish().expect("whole");
+            assert_eq!(report.figures.failed, u64::from(has_failed), "{options:?}: {report:?}");
+            let is_sticky = keeps_mode && !has_failed && sent & 0o1000 != 0;
+            assert_eq!(mode("d") & 0o1000 != 0, is_sticky, "{options:?} {sent:o} {has_failed}");
+        }
+    }
+}
+
+/// Two hosts may have other numbers for the same user. Once the ACL is here, nothing differs.
+#[test]
+fn users_in_acls_are_those_of_the_same_name() {
+    let scratch = Scratch::new();
+    let daemon = accounts::user_number(b"daemon").expect("each system has one");
+    let [theirs, ours] = [4711, daemon].map(|user| {
+        let mut acl = acl();
+        acl[16..20].copy_from_slice(&user.to_le_bytes());
+        acl
+    });
+    let (mut xattrs, mut names, mut extensions) = (Vec::new(), Vec::new(), Vec::new());
+    assert!(Xattrs::push(&mut xattrs, b"system.posix_acl_access", &theirs));
+    assert!(AclNames::push(&mut names, AclNames::USER, 4711, b"daemon"));
+    assert!(Extensions::push(&mut extensions, Extension::AclNames(AclNames::new(&names)), false));
+    let metadata = Metadata { xattrs: Xattrs::new(&xattrs), extensions: Extensions::new(&extensions), ..META };
+    let directory = Record::Directory { name: b"d", metadata: Metadata { mode: 0o750, ..metadata } };
+    let file = Record::File { name: b"f", metadata, data: b"1" };
+    let report = scratch.run(TreeOptions::default(), &[directory, file, Record::Leave, END]).expect("whole");
+    if report.without_xattrs > 0 {
+        return not_run("no ACLs on this file system");
+    }
+    assert_eq!((&report.failures[..], report.figures.has_less_metadata), (&[][..], false));
+    for path in ["d", "d/f"] {
+        let mut value = [0; 64];
+        rustix::fs::getxattr(scratch.dst().join(path), "system.posix_acl_access", &mut value).expect("an ACL");
+        // The other entries follow the mode.
+        assert_eq!(value[12..20], ours[12..20], "{path}");
+    }
+    let again = || {
+        let mut sink = scratch.sink(TreeOptions { sync: true, ..TreeOptions::default() });
+        sink.push(0, 0, chunk(&[directory, Record::Listed { name: b"f", metadata, size: 1 }])).expect("taken");
+        sink.shared.wait_drained();
+        sink.push(0, 0, chunk(&[Record::Leave, END])).expect("taken");
+        sink.finish().expect("whole").failures
+    };
+    assert_eq!(where_calls_fail(&[libc::SYS_setxattr, libc::SYS_fsetxattr], libc::EPERM, again), []);
 }
 
 /// An interrupted copy has made it, perhaps in another group, as with newgrp(1), or before the directory got setgid. If

@@ -1,6 +1,5 @@
 //! The number of lanes and rails: as many as carry more, or as many as were asked for.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::{Lanes, RDMA_LANE_FIRST, State, nth_place, path_of};
@@ -13,16 +12,10 @@ use crate::session::rails::Rails;
 impl Lanes {
     /// Records the shortest round trip so far, which decides whether the line is long. On a busy host the first round
     /// trip may have included waiting for a processor.
-    pub(crate) fn note_round_trip(
-        &mut self,
-        shortest: Duration,
-        now: Duration,
-        taken: u64,
-        actions: &mut VecDeque<Action>,
-    ) {
+    pub(crate) fn note_round_trip(&mut self, shortest: Duration, now: Duration, taken: u64) {
         if self.growth.as_ref().is_some_and(LaneGrowth::is_long) && shortest < LONG_LINE {
             self.growth = None;
-            self.keep_tcp_lanes(self.first_lanes(), now, actions);
+            self.keep_tcp_lanes(self.first_lanes(), now);
         }
         if self.connector && self.growth.is_none() {
             let rails = self.rails_of(Path::Tcp);
@@ -59,7 +52,6 @@ impl Lanes {
         round_trip: Duration,
         now: Duration,
         taken: u64,
-        actions: &mut VecDeque<Action>,
     ) {
         // A rail without a lane would be useless.
         let lanes = if path == Path::Tcp { self.agreed.tcp_lanes_max } else { self.rdma_lanes_max() };
@@ -69,15 +61,15 @@ impl Lanes {
             return;
         }
         let bytes = self.carried_bytes(taken);
-        let mut rails = if all { Rails::all(count) } else { Rails::found(count, round_trip, now, bytes) };
+        let mut rails = if all { Rails::all(path, count) } else { Rails::found(path, count, round_trip, now, bytes) };
         rails.up(0, now);
         *self.rails_of_mut(path) = rails;
         match path {
             Path::Tcp => {
                 self.growth = None;
-                self.keep_tcp_lanes(self.first_lanes(), now, actions);
+                self.keep_tcp_lanes(self.first_lanes(), now);
             }
-            Path::Rdma => self.keep_lanes(Path::Rdma, now, actions),
+            Path::Rdma => self.keep_lanes(Path::Rdma, now),
         }
     }
 
@@ -97,21 +89,14 @@ impl Lanes {
     }
 
     /// Adapts the number of rails to what they carry and, if payload goes by TCP, the number of lanes to the line.
-    pub(crate) fn fit(
-        &mut self,
-        taken: u64,
-        [limits, keeps_busy]: [bool; 2],
-        queues: bool,
-        now: Duration,
-        actions: &mut VecDeque<Action>,
-    ) {
+    pub(crate) fn fit(&mut self, taken: u64, [limits, keeps_busy]: [bool; 2], queues: bool, now: Duration) {
         let Some(path) = self.path else { return };
         let bytes = self.carried_bytes(taken);
         // Rails and lanes are tried one at a time; otherwise neither trial would show what it carries.
         if path == Path::Tcp && self.growth.as_ref().is_some_and(LaneGrowth::is_trying) {
             self.rails_of_mut(path).pause();
         } else if self.rails_of_mut(path).fit(bytes, keeps_busy, now) {
-            self.keep_lanes(path, now, actions);
+            self.keep_lanes(path, now);
         }
         let rails = &self.rails[path as usize];
         let Some(growth) = self.growth.as_mut().filter(|_| path == Path::Tcp) else { return };
@@ -125,17 +110,17 @@ impl Lanes {
         let limits = if growth.is_long() { limits } else { keeps_busy };
         growth.note(now, bytes, limits, queues);
         let lanes = growth.lanes();
-        self.keep_tcp_lanes(lanes, now, actions);
+        self.keep_tcp_lanes(lanes, now);
     }
 
     /// Sets the number of TCP lanes wanted on each rail.
-    pub(crate) fn keep_tcp_lanes(&mut self, lanes: u16, now: Duration, actions: &mut VecDeque<Action>) {
+    pub(crate) fn keep_tcp_lanes(&mut self, lanes: u16, now: Duration) {
         self.tcp_lanes = lanes;
-        self.keep_lanes(Path::Tcp, now, actions);
+        self.keep_lanes(Path::Tcp, now);
     }
 
     /// Retires the lanes of a path that are no longer wanted, or whose place now belongs to another rail.
-    pub(super) fn keep_lanes(&mut self, path: Path, now: Duration, actions: &mut VecDeque<Action>) {
+    pub(super) fn keep_lanes(&mut self, path: Path, now: Duration) {
         let each = self.lanes_of_rail(path);
         let (rails, places) = (&self.rails[path as usize], &mut self.places);
         let first = path as u16 * RDMA_LANE_FIRST;
@@ -146,14 +131,14 @@ impl Lanes {
             let place = &mut places[usize::from(index)];
             if place.state == State::Up && place.retired.is_none() && (!is_wanted || place.rail != rail) {
                 place.retired = Some(now);
-                actions.push_back(Action::Send(LaneId { index, generation: place.generation }, Frame::Retired));
+                self.actions.push_back(Action::Send(LaneId { index, generation: place.generation }, Frame::Retired));
             }
         }
     }
 
     /// Handles a lane that has come up, was lost or could not be made. Its rail then works, or is left if another rail
     /// has lanes.
-    pub(super) fn note_rail(&mut self, lane: LaneId, is_up: bool, now: Duration, actions: &mut VecDeque<Action>) {
+    pub(super) fn note_rail(&mut self, lane: LaneId, is_up: bool, now: Duration) {
         let (path, rail) = (path_of(lane), self.rail_of(lane));
         // A rail is left only while payload goes by its path: otherwise the other rails need not have lanes. But a lane
         // that is up shows that its rail works, whatever path the payload takes.
@@ -162,7 +147,7 @@ impl Lanes {
         }
         let used: Vec<u8> = self.payload().map(|other| self.rail_of(other)).collect();
         let (_, nth) = self.rails_of(path).of_place(nth_place(lane.index));
-        let changes = self.rails_of_mut(path).note((rail, nth), is_up, &used, now);
-        actions.extend(changes.into_iter().map(|(rail, change)| change.notice(path, rail)).map(Action::Notice));
+        let notices = self.rails_of_mut(path).note((rail, nth), is_up, &used, now);
+        self.actions.extend(notices.into_iter().map(Action::Notice));
     }
 }

@@ -60,7 +60,7 @@ impl Simulation {
                 let lanes = self.luck.between(1, self.agreed.tcp_lanes_max.into()) as u16;
                 let core = self.machine(end).core();
                 if core.path() == Some(Path::Tcp) {
-                    core.lanes.keep_tcp_lanes(lanes, now, &mut core.actions);
+                    core.lanes.keep_tcp_lanes(lanes, now);
                 }
             }
             if end == self.connector && self.luck.chance(4) {

@@ -23,6 +23,11 @@ const WAITED_MAX: Duration = Duration::from_secs(5 * 60);
 const WAITED_RATE: u64 = 32 << 20;
 
 impl Chain {
+    /// Returns how many ordinary copies a node may give at once.
+    pub(in crate::job::copy::broadcast) fn copies_at_once(&self) -> u32 {
+        self.serves_max
+    }
+
     /// Records the end of an ordinary copy.
     pub(in crate::job::copy::broadcast) fn copy_over(&mut self, from: Node, to: Node, end: CopyEnd) {
         let giver = &mut self.members[from];

@@ -305,7 +305,8 @@ pub struct TreeOptions {
     #[arg(long)]
     #[n(68)]
     pub mkpath: bool,
-    /// Do not cross file system boundaries; mount points are copied as empty directories
+    /// Do not cross file system boundaries; mount points are copied as empty directories, and what is listed is copied
+    /// wherever it is mounted
     #[arg(short = 'x', long)]
     #[n(40)]
     pub one_file_system: bool,
@@ -411,7 +412,7 @@ pub struct TreeOptions {
     #[arg(long, value_name = "N", requires = "sync")]
     #[n(25)]
     pub max_delete: Option<u64>,
-    /// Delete even if the source directory is empty, which may be an unmounted disk
+    /// Delete, or switch latest with --snapshot, even if a SRC is empty, which may be an unmounted disk
     #[arg(long, requires = "sync")]
     #[n(26)]
     pub force_empty: bool,

@@ -346,7 +346,9 @@ impl<'a> Pipeline<'a> {
         let Some(since) = self.failing_since else { return };
         let is_idle = self.has_moved_nothing();
         // A lost link may be the effect of a failure at the other end, which is still to be reported: see `is_hearsay`.
-        let is_short = is_idle || self.lost_hop.is_some();
+        // If that is known, the stages have the usual time.
+        let is_known = self.hops().any(|hop| [Side::From, Side::To].iter().any(|&side| hop.own_fault(side).is_some()));
+        let is_short = is_idle || self.lost_hop.is_some() && !is_known;
         let wait = match self.fatal.is_some() && self.lost_hop.is_none() || self.signal.is_some() {
             true => Duration::ZERO,
             false if is_short => IDLE_MAX,

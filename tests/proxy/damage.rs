@@ -80,7 +80,7 @@ fn a_flipped_bit_in_every_part_of_the_handshake() {
 
 #[test]
 fn a_flipped_bit_in_control_frames() {
-    let (input, longer) = (noise(3 * CHUNK), noise(16 * CHUNK));
+    let (input, longer) = (noise(3 * CHUNK), noise(24 * CHUNK));
     for encrypt in ["always", "never"] {
         for offset in [150, 190, 260] {
             for way in [Way::Up, Way::Down] {
@@ -102,8 +102,8 @@ fn a_flipped_bit_in_control_frames() {
                 }
             }
         }
-        // Acknowledgements in the other direction, while data flows.
-        let damage = plan(vec![at(Way::Down, 0, 500, Damage::Flip(0))]);
+        // Acknowledgements in the other direction, while data flows, on the connection that carries as many.
+        let damage = plan(vec![(Spot { way: Way::Down, connection: None, offset: 500 }, Damage::Flip(0))]);
         let (send, _) = survives_damage(&damage, encrypt, &longer);
         assert!([0, 4].contains(&send.code), "{}", send.stderr);
     }

@@ -483,7 +483,17 @@ fn copies_within_an_allocation() -> Result<(), Failed> {
 fn a_tree_to_every_node_of_the_allocation() -> Result<(), Failed> {
     let nodes: u32 = std::env::var("RD_SLURM_NODES")?.parse()?;
     a_tree_to_every_node("tree", &[], &[])?;
-    a_tree_to_every_node("gpus", &[&format!("--gpus={}", 2 * nodes)], &["env", "SLURM_DEBUG=1", "SLURM_LABELIO=1"])
+    a_tree_to_every_node("gpus", &[&format!("--gpus={}", 2 * nodes)], &["env", "SLURM_DEBUG=1", "SLURM_LABELIO=1"])?;
+    // A command of a pipeline has the GPUs that the job has on its node.
+    let mut command = Command::new("salloc");
+    command.args(["-Q", "-N2", "-w", "h1,h2", "--gres=gpu:2", PROGRAM, "rdpipe"]);
+    command.args(["--launcher", "slurm", "--agent", AGENT]);
+    command.arg("h2:sh -c 'echo $SLURM_GPUS_ON_NODE'").arg("cat").env_remove("RDCP_RSH");
+    let mut child = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()));
+    let output = drain(child.stdout());
+    child.wait().expect(0);
+    assert_eq!(output.join().expect("no panic"), b"2\n");
+    Ok(())
 }
 
 fn a_tree_to_every_node(name: &str, options: &[&str], before: &[&str]) -> Result<(), Failed> {

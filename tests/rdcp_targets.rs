@@ -148,9 +148,14 @@ fn srun_is_given_nothing_of_what_the_job_asked_for() {
     command.args(["--launcher", "slurm", "--agent", AGENT, "source", "n1:copy"]).current_dir(lab.0.path());
     command.env("PATH", lab.0.path()).env("HOME", lab.join("home")).env("SLURM_JOB_ID", "1");
     let unwanted = ["SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GRES", "SLURM_DEBUG", "SLURM_LABELIO"];
+    command.env_remove("SLURM_GPUS").env_remove("SLURM_GPUS_PER_SOCKET");
+    let given = |command: &mut Command| {
+        ended(command).expect(3);
+        fs::read_to_string(lab.join("given")).expect("it was called")
+    };
+    assert!(!given(&mut command).contains("--gres"), "a stage of rdpipe has the job's GPUs");
     command.envs(unwanted.map(|name| (name, "1")));
-    ended(&mut command).expect(3);
-    let given = fs::read_to_string(lab.join("given")).expect("it was called");
+    let given = given(&mut command);
     assert!(given.contains("SLURM_JOB_ID=") && given.contains("\n--gres=none\n"), "{given}");
     unwanted.iter().for_each(|name| assert!(!given.contains(&format!("{name}=")), "{given}"));
 }

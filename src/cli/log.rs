@@ -180,10 +180,12 @@ fn start(command: &str, writes: Option<Level>, out: Option<Out>) {
             .spawn(move || writing.write(out, log::system));
     }
     let version = env!("CARGO_PKG_VERSION");
-    log::info(|| {
+    let heading = || {
         let date = date(log::now());
         format!("{command} {version}; {date}; times are UTC, those of other hosts converted to this host's clock")
-    });
+    };
+    // What is logged as information is left out where the command prints it anyway.
+    if is_seen { log::debug("", heading) } else { log::info(heading) }
 }
 
 fn take_up_to(book: &Arc<Book>, level: Option<Level>) {

@@ -21,6 +21,9 @@ use crate::tree::watch::{Touched, bound};
 /// Pauses in seconds before another attempt after a loss. The last one is used from then on.
 const PAUSES: [u64; 6] = [1, 2, 5, 10, 30, 60];
 
+/// How long no room for a watch is waited for: longer than an agent that was cut off keeps its watch.
+const SHORT_MAX: Duration = Duration::from_secs(20 * 60);
+
 /// How long a single wait lasts before it is repeated.
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -46,7 +49,7 @@ pub(super) fn run(
     let mut watch = start()?;
     // A failure is not reported again until a copy has been made, or another failure has been reported.
     let (mut touched, mut has_copied, mut lost, mut said) = (None, false, 0, None);
-    let mut is_watched = true;
+    let (mut is_watched, mut short_since) = (true, None);
     loop {
         let copied = copy(touched.replace(BTreeSet::new()).map(entries_of));
         watch.forget_stops();
@@ -90,8 +93,8 @@ pub(super) fn run(
             // There may be no room for a second watch of all of SRC.
             watch.end()?;
             match start() {
-                Ok(started) => (watch, is_watched) = (started, true),
-                Err(error) if is_loss(&error) || is_shortage(&error) => {
+                Ok(started) => (watch, is_watched, short_since) = (started, true, None),
+                Err(error) if is_loss(&error) || is_short_for_now(&error, &mut short_since) => {
                     // A login that was stopped has stopped this process already.
                     watch.forget_stops();
                     failure = Some(error);
@@ -149,7 +152,12 @@ fn is_loss(failure: &Failure) -> bool {
     }
 }
 
-/// Whether there was no room for a watch. An agent that was cut off may keep the earlier one for a while.
+/// Whether there was no room for a watch, and it may come back. `since`: when this was first so.
+fn is_short_for_now(failure: &Failure, since: &mut Option<Instant>) -> bool {
+    is_shortage(failure) && since.get_or_insert_with(Instant::now).elapsed() < SHORT_MAX
+}
+
+/// Whether there was no room for a watch.
 fn is_shortage(failure: &Failure) -> bool {
     failure.exit == Exit::Source && has_errno(failure, &[Errno::NOSPC, Errno::MFILE])
 }
@@ -196,7 +204,6 @@ fn check(sources: &[Spec], written: &[PathBuf]) -> Result<(), Failure> {
 mod tests {
     use super::*;
 
-    /// Waiting does not cure a shortage of watches, and would hide it.
     #[test]
     fn only_a_source_that_has_gone_may_come_back() {
         let failure = || Failure::new(Exit::Source, "it");
@@ -211,6 +218,13 @@ mod tests {
         assert!([Errno::NOSPC, Errno::MFILE].into_iter().all(|error| is_shortage(&with(Exit::Source, error))));
         assert!(!is_shortage(&with(Exit::Source, Errno::ACCESS)) && !is_shortage(&with(Exit::Usage, Errno::NOSPC)));
         assert!(!is_shortage(&Failure::new(Exit::Source, "it")));
+        // Waiting for longer cures no shortage, and would hide it.
+        let (short, mut since) = (with(Exit::Source, Errno::NOSPC), None);
+        assert!(is_short_for_now(&short, &mut since) && since.is_some());
+        since = Instant::now().checked_sub(SHORT_MAX);
+        assert!(
+            !is_short_for_now(&short, &mut since) && !is_short_for_now(&with(Exit::Source, Errno::ACCESS), &mut None)
+        );
     }
 
     #[test]

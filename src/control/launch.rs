@@ -26,7 +26,7 @@ use crate::standard_error;
 
 mod kinds;
 
-use kinds::{Kind, SRUN, SRUN_NOT_OURS, template_words, words_of};
+use kinds::{Kind, SRUN, SRUN_NOT_OURS, SRUN_TOTALS, template_words, words_of};
 
 /// Name of the program that runs on the other host unless another one is given.
 pub const AGENT: &str = "rdma-pipe-agent";
@@ -137,6 +137,11 @@ impl Launcher {
     pub fn start(&self, host: &OsStr, command: &OsStr) -> std::io::Result<Launched> {
         let words = self.words(host, command);
         let mut command_line = Command::new(&words[0]);
+        // A step has what its job has of GPUs and other devices, unless the job has asked for a total that one node
+        // lacks: then none.
+        let is_of_total =
+            matches!(self.kind, Kind::Slurm) && SRUN_TOTALS.iter().any(|name| std::env::var_os(name).is_some());
+        command_line.args(is_of_total.then_some("--gres=none"));
         command_line.args(&words[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // srun never asks on the terminal. It need not be in the terminal's foreground, and an interrupt from the
         // terminal is not meant for it.

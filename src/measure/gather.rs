@@ -422,6 +422,10 @@ fn interfaces(root: &Root) -> Vec<Interface> {
         let driver = root.link(&format!("{at}/device/driver")).unwrap_or_default();
         let rate_of = |name: &str| root.number(&format!("sys/class/net/{name}/speed")).unwrap_or(0_i64);
         let state = root.text(&format!("{at}/operstate")).unwrap_or_default();
+        // An interface in a VRF, or of Open vSwitch, has a master too.
+        let has_addresses_of_ports = |master: &String| {
+            ["bonding", "bridge"].iter().any(|kind| root.has(&format!("sys/class/net/{master}/{kind}")))
+        };
         let carrier = root.text(&format!("{at}/carrier")).is_some_and(|text| text == "1");
         // What goes between two hosts may use one port of a bond.
         let ports = root.text(&format!("{at}/bonding/slaves")).unwrap_or_default();
@@ -433,7 +437,7 @@ fn interfaces(root: &Root) -> Vec<Interface> {
             pci: root.link(&format!("{at}/device")).filter(|_| !driver.is_empty()).unwrap_or_default(),
             driver,
             addresses: Vec::new(),
-            master: root.link(&format!("{at}/master")).unwrap_or_default(),
+            master: root.link(&format!("{at}/master")).filter(has_addresses_of_ports).unwrap_or_default(),
             name,
         }
     };

@@ -59,9 +59,8 @@ const SSH_FOLLOWS: [&str; 8] = [
 /// The template for a task of Slurm on one node. `--overlap`: runs beside other tasks of the allocation, which have all
 /// of its processors. `--unbuffered`: otherwise the daemon at the other end keeps incomplete lines. `--mpi=none` and
 /// `--cpu-bind=none`: the agent is not part of the job's own work, and may use everything that the job has on the node.
-/// `--gres=none`: it needs none of the job's GPUs, and one node may not have as many as the whole job.
 /// `--chdir`: the agent changes to the home directory itself, and the current directory may be missing there.
-pub(super) const SRUN: [&str; 15] = [
+pub(super) const SRUN: [&str; 14] = [
     "srun",
     "--nodes=1",
     "--ntasks=1",
@@ -70,7 +69,6 @@ pub(super) const SRUN: [&str; 15] = [
     "--quiet",
     "--mpi=none",
     "--cpu-bind=none",
-    "--gres=none",
     "--chdir=/",
     "--nodelist",
     "%h",
@@ -93,6 +91,9 @@ pub(super) const SRUN_NOT_OURS: [&str; 11] = [
     "SLURM_DEBUG",
     "SLURM_LABELIO",
 ];
+
+/// Those that say that the job has a number of GPUs on all its nodes together, or for each socket.
+pub(super) const SRUN_TOTALS: [&str; 2] = ["SLURM_GPUS", "SLURM_GPUS_PER_SOCKET"];
 
 /// Messages of srun about a task that has ended, and about missing support for binding processors.
 const SRUN_NOISE: [&str; 2] = ["Exited with exit code", "cluster configuration lacks support for cpu binding"];

@@ -186,8 +186,17 @@ fn mtus(path: &Path) -> Vec<Finding> {
     let finding = |(ours, theirs, _): (&Interface, &Interface, &Address)| {
         let (less, more) = if ours.mtu < theirs.mtu { (ours, theirs) } else { (theirs, ours) };
         let found = format!("{} here has MTU {}, {} there has {}", ours.name, ours.mtu, theirs.name, theirs.mtu);
-        // TCP and RDMA agree on the smaller one. That is no problem unless the path carries even less.
-        if !matches!(path.speed, Some(Err(_))) {
+        // Ends of TCP agree on the smaller one, which is no problem unless the path carries even less. A queue pair of
+        // RoCE uses the connecting end's, which the other interface may not take.
+        let by_rdma = |facts: &Facts, interface: &Interface| {
+            facts.rdma.iter().any(|own| interface.addresses.contains(&own.address))
+        };
+        let works = match &path.speed {
+            Some(Err(_)) => false,
+            Some(Ok(speed)) if speed.medium == "rdma" => true,
+            _ => !(by_rdma(&path.here, ours) && by_rdma(&path.there, theirs)),
+        };
+        if works {
             return Finding::well("path mtu", "mtu-differs", format!("{found}: both use the smaller one"));
         }
         Finding::warning(

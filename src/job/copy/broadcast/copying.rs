@@ -131,7 +131,7 @@ impl Copy<'_> {
         let hosts = [from, to].map(|node| run.links.hosts[node]);
         let mut transfer = self.plan.transfer.clone();
         // The copies that a host may give at the same time share the limit. Hosts that join have a share as well.
-        let at_once = u64::from(run.chain.copies_at_once());
+        let at_once = u64::from(run.chain.copies_at_once()).min(run.targets.len().max(1) as u64);
         transfer.bwlimit = transfer.bwlimit.map(|rate| (rate / at_once).max(1));
         let hop = self.job.session(hosts, [send, receive], &transfer);
         run.copies.insert(hop, Going { from, to, ..Going::default() });

@@ -138,6 +138,7 @@ fn a_network_that_is_not_ours_need_not_be_reached() {
 fn addresses_and_mtus_that_do_not_fit() {
     let mut way = path();
     way.there.interfaces[0].addresses = way.here.interfaces[0].addresses.clone();
+    way.there.rdma = way.here.rdma.clone();
     way.there.interfaces[0].mtu = 1500;
     let found = bad(compare(&way));
     assert_eq!((found[0].level, found[0].check), (Level::Failure, "addresses"));
@@ -153,6 +154,12 @@ fn addresses_and_mtus_that_do_not_fit() {
     says(mtu, "mtu-differs", differ);
     let advice = "set enp65s0f0np0 to MTU 1500 on the host where it is 9000; use 9000 at both only if ";
     assert!(matches!(&mtu.fix, Some(Fix::Do(text)) if text.starts_with(advice)), "{mtu:#?}");
+    // So may RDMA's, where only TCP has worked.
+    let by_tcp = Speed { medium: "tcp".to_owned(), ..way.speed.clone().expect("it").expect("it") };
+    let only_tcp = Path { speed: Some(Ok(by_tcp)), ..way.clone() };
+    assert_eq!(one_of(&compare(&only_tcp), "path mtu").level, Level::Warning);
+    let without = Facts { rdma: Vec::new(), ..only_tcp.there.clone() };
+    assert_eq!(one_of(&compare(&Path { there: without, ..only_tcp }), "path mtu").level, Level::Ok);
     // Two names of the same machine share all addresses.
     way.is_one_machine = true;
     assert!(bad(compare(&way)).iter().all(|finding| finding.check != "addresses"));

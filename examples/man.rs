@@ -53,6 +53,11 @@ const SETTINGS: &[Term] = &[
     ("HOME", "The user's home directory, ~ under FILES; by default that of the user database."),
     ("NO_COLOR", "If this is set and not empty, nothing is coloured unless --color=always is given."),
     ("TERM", "On a terminal that is \"dumb\", nothing is coloured and no progress bar is drawn."),
+    (
+        "LC_ALL, LC_CTYPE, LANG",
+        "The first that is set names the letters of the terminal. Progress bars are drawn in ASCII if these are not \
+         UTF-8.",
+    ),
 ];
 
 /// The files of settings.
@@ -114,6 +119,11 @@ const NODES: &[Term] = &[(
 const ALLOCATION: &[Term] = &[(
     "SLURM_JOB_ID, PATH",
     "Within a Slurm allocation, several of its nodes are reached by srun instead of ssh, if srun is in PATH.",
+)];
+
+const GPUS: &[Term] = &[(
+    "SLURM_GPUS, SLURM_GPUS_PER_SOCKET",
+    "With --launcher slurm: if one of these is set, commands have none of the job's GPUs and other generic resources.",
 )];
 
 const COPY: &[Term] = &[("XDG_RUNTIME_DIR", "The directory for the sockets of --join, instead of /run/user/UID.")];
@@ -269,7 +279,7 @@ fn pages() -> Vec<Page> {
         Page {
             command: PipeArguments::command(),
             examples: examples::RDPIPE,
-            environment: vec![RSH, AGENT_CACHE, STREAM_TEMPORARY, SETTINGS],
+            environment: vec![RSH, GPUS, AGENT_CACHE, STREAM_TEMPORARY, SETTINGS],
             files: vec![SETTINGS_FILES, AGENT_FILES, SSH_FILES],
             others: &["ssh"],
         },

@@ -59,6 +59,11 @@ const SIGNAL: &str = "signal";
 const STAGE: &str = "stage";
 
 impl Exit {
+    /// Makes a failure that ends so, with a line for the user.
+    pub fn with(self, message: impl Into<String>) -> Failure {
+        Failure { exit: self, message: Some(message.into()), site: None }
+    }
+
     /// Returns the code and the name.
     fn both(self) -> (u8, &'static str) {
         match self {
@@ -118,11 +123,6 @@ pub struct Site {
 }
 
 impl Failure {
-    /// Makes a failure with a line for the user.
-    pub fn new(exit: Exit, message: impl Into<String>) -> Self {
-        Self { exit, message: Some(message.into()), site: None }
-    }
-
     /// Makes a failure without a line for the user.
     pub fn silent(exit: Exit) -> Self {
         Self { exit, message: None, site: None }

@@ -293,7 +293,8 @@ pub struct TreeOptions {
     #[arg(long = "no-specials", action = ArgAction::SetFalse)]
     #[n(7)]
     pub specials: bool,
-    /// Skip directories that have only directories in and below them
+    /// Skip directories that have only directories in and below them; with --delete, one whose contents are not known
+    /// (unreadable, or a mount point with -x) is copied without them
     #[arg(short = 'm', long)]
     #[n(66)]
     pub prune_empty_dirs: bool,
@@ -305,8 +306,8 @@ pub struct TreeOptions {
     #[arg(long)]
     #[n(68)]
     pub mkpath: bool,
-    /// Do not cross file system boundaries; mount points are copied as empty directories, and what is listed is copied
-    /// wherever it is mounted
+    /// Do not cross file system boundaries; mount points are copied as empty directories, what is listed is copied
+    /// wherever it is mounted, and --delete leaves what is mounted in DST
     #[arg(short = 'x', long)]
     #[n(40)]
     pub one_file_system: bool,
@@ -338,7 +339,8 @@ pub struct TreeOptions {
     #[arg(long)]
     #[n(47)]
     pub numeric_ids: bool,
-    /// Write into existing files instead of replacing them once all data has arrived
+    /// Write into existing files, also into own ones that are read-only, instead of replacing them once all data has
+    /// arrived
     // A file whose copy stops in the middle is then broken.
     #[arg(long)]
     #[n(8)]

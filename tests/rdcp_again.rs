@@ -13,6 +13,7 @@ use rig::lab::*;
 use rig::*;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process};
 
 /// To another host, from another host, between two.
 const WAYS: [(&str, &str); 3] = [("", "h1:"), ("h1:", ""), ("h1:", "h2:")];
@@ -91,6 +92,47 @@ fn a_plain_copy_sends_only_what_is_not_there() {
     }
 }
 
+/// Nothing of a stream is kept, so a resume is not promised on behalf of a host that does not answer.
+#[test]
+fn what_a_silent_host_may_have_kept_depends_on_the_source() {
+    for (source, advice) in [("/dev/zero", "to start over"), ("file", "to resume from what they may have kept")] {
+        let lab = Lab::new();
+        noise(&lab.join("file"), 40 << 20);
+        let to = format!("h1:{}", lab.join("copy").display());
+        let mut command = lab.command(rdcp(), "rsh", AGENT);
+        command.args(["--bwlimit=1M", source, &to]);
+        let mut process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
+        let until = Instant::now() + PATIENCE;
+        while partials(lab.0.path()).is_empty() {
+            assert!(Instant::now() < until && process.is_running(), "{source}: {}", process.stderr());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let agent = Pid::from_raw(lab.launches().last().expect("an agent").0 as i32).expect("not 0");
+        kill_process(agent, Signal::STOP).expect("an agent");
+        process.signal(Signal::INT);
+        let ended = process.wait();
+        // Its launcher may have ended it.
+        let _ = kill_process(agent, Signal::KILL);
+        let said = format!("rdcp: interrupted; not all hosts answered; run again {advice}\n");
+        assert_eq!((ended.code, &*ended.stderr), (130, &*said), "{source}");
+    }
+}
+
+/// The path is named as it would be typed.
+#[test]
+fn what_an_interrupted_copy_has_left_is_passed_over_and_named() {
+    for way in [("", ""), WAYS[0], WAYS[1], WAYS[2]] {
+        let lab = Lab::new();
+        fs::create_dir(lab.join("source")).expect("a directory");
+        let left = format!("source/{}", name_beside("file", "rd-part"));
+        noise(&lab.join(&left), 1);
+        let path = |host: &str, name: &str| format!("{host}{}", lab.join(name).display());
+        let ended = ended(&lab, &["-r", &path(way.0, "source"), &path(way.1, "copy")]);
+        let said = format!("rdcp: skipped {}, left by an interrupted copy\n", path(way.0, &left));
+        assert_eq!((ended.code, ended.stderr), (0, said), "{way:?}");
+    }
+}
+
 /// Whether a copy is making this partial tree, which it keeps locked.
 fn is_held(tree: &Path) -> bool {
     let tree = File::open(tree).expect("it is there");
@@ -128,7 +170,7 @@ fn a_tree_that_was_cut_is_gone_on_with() {
         while !has_come(40) && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(5));
         }
-        process.signal(rustix::process::Signal::INT);
+        process.signal(Signal::INT);
         let ended = process.wait();
         ended.expect(130);
         lab.all_gone(PATIENCE);
@@ -143,7 +185,7 @@ fn a_tree_that_was_cut_is_gone_on_with() {
             assert!(Instant::now() < until && process.is_running(), "{way:?}: {}", process.stderr());
             std::thread::sleep(Duration::from_millis(5));
         }
-        process.signal(rustix::process::Signal::INT);
+        process.signal(Signal::INT);
         let again = process.wait();
         again.expect(130);
         let is_told = again.stderr.contains("kept in") && again.stderr.contains("run again to resume");
@@ -191,7 +233,7 @@ fn an_interrupted_copy_in_place_names_what_is_incomplete() {
         while !has_come() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(5));
         }
-        process.signal(rustix::process::Signal::INT);
+        process.signal(Signal::INT);
         let said = ["interrupted; ", "new is incomplete (written in place), run again"];
         process.wait().expect(130).one_line("rdcp", &said);
         ended(&lab, &["--in-place", &source, &new]).expect(0);
@@ -288,9 +330,10 @@ fn an_older_generation_is_not_copied_into_again() {
         let path = |host: &str, name: &str| format!("{host}{}", lab.join(name).display());
         for (source, name) in [("source/", "Mon"), ("source", "Mon"), ("source/", "Tue")] {
             let (source, to) = (path(way.0, source), path(way.1, "generations"));
+            let said = format!("cannot change {to}/{name}: it is ");
             ended(&lab, &["--sync", "-r", "--snapshot", name, &source, &to])
                 .expect(1)
-                .one_line("rdcp", &[name, "complete", "choose another NAME"]);
+                .one_line("rdcp", &[&said, "complete", "choose another NAME"]);
         }
         assert!(!lab.join("generations/Mon/new").exists() && !lab.join("generations/Mon/source").exists());
         assert_eq!(fs::read_link(lab.join("generations/latest")).expect("a link"), Path::new("Tue"));
@@ -646,7 +689,7 @@ fn a_killed_caller_of_a_relayed_copy_is_missed_soon() {
         assert!(Instant::now() < until, "{}", process.stderr());
         std::thread::sleep(Duration::from_millis(10));
     }
-    process.signal(rustix::process::Signal::KILL);
+    process.signal(Signal::KILL);
     process.wait();
     lab.all_gone(Duration::from_secs(5));
 }

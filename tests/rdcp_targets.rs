@@ -208,7 +208,7 @@ fn a_source_is_read_no_faster_for_several_hosts() {
     let began = Instant::now();
     ended(&mut command).expect(0);
     let seconds = began.elapsed().as_secs_f64();
-    assert!(seconds > 3.0, "1 MiB at a quarter of 1 MiB/s in {seconds} s");
+    assert!(seconds > 1.6, "1 MiB at half of 1 MiB/s in {seconds} s");
 }
 
 /// What `--hosts-failed` would replace or remove.

@@ -478,6 +478,31 @@ fn a_failure_that_the_copy_has_reported_is_not_followed_by_an_empty_line() {
     assert!(said.lines().all(|line| line.trim_end() != "rdcp:"), "{said}");
 }
 
+/// A copy waits here before it has a queue for signals, because another command writes the same report.
+#[test]
+fn a_signal_that_comes_before_a_copy_ends_that_copy() {
+    let lab = lab();
+    let mut command = lab.command(rdcp(), "rsh", AGENT);
+    command.args(["--report", "report.html", "-", "other"]);
+    let mut other = Process::spawn(command.stdin(Stdio::piped()).stdout(Stdio::null()));
+    let partial = lab.join(&name_beside("report.html", "rd-part"));
+    until("the other report", &mut other, || partial.exists());
+    let mut command = lab.command(rdcp(), "rsh", AGENT);
+    command.args(["-r", "--sync", "--watch", "--report", "report.html", "from/", "to"]);
+    let mut process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
+    let tasks = format!("/proc/{}/task", process.pid());
+    let name_of = |task: fs::DirEntry| fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+    let hears = || fs::read_dir(&tasks).is_ok_and(|tasks| tasks.flatten().any(|task| name_of(task) == "signals\n"));
+    until("signals to be handled", &mut process, hears);
+    std::thread::sleep(Duration::from_millis(500));
+    process.signal(Signal::TERM);
+    std::thread::sleep(Duration::from_millis(200));
+    drop(other.stdin());
+    other.wait().expect(0);
+    process.wait().expect(143);
+    assert!(!lab.join("to").exists(), "a copy was made after the signal");
+}
+
 /// As when it is removed and made anew.
 #[test]
 fn a_source_that_is_missing_for_a_while_is_waited_for() {

@@ -21,7 +21,7 @@ use minicbor::bytes::ByteVec;
 
 use super::end::Moves;
 use super::place;
-use super::tree::{Countable, destination, figures, path_of, progress, tell_failed, tell_kept};
+use super::tree::{Countable, count, destination, figures, path_of, progress, tell_failed, tell_kept};
 use crate::control::frames::{Broadcast, BroadcastProof, BroadcastRole, BroadcastState, Fault, Message, Report};
 use crate::control::tunnel::Emit;
 use crate::engine::Summary;
@@ -33,7 +33,7 @@ use crate::tree::Root;
 use crate::tree::entries::EntryStream;
 use crate::tree::packed::{self, Unpacker};
 use crate::tree::progress::Progress;
-use crate::tree::proof::Summing;
+use crate::tree::proof::{Summing, TreeProof};
 use crate::tree::sink::{Bytes, Destination, Refused, TreeSink};
 use crate::tree::source::TreeSource;
 
@@ -49,8 +49,7 @@ pub(super) struct Node {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
     is_source: bool,
-    /// What can be counted; `None` once counting has begun.
-    countable: Option<Countable>,
+    countable: Countable,
 }
 
 /// State shared by the threads of a node.
@@ -96,18 +95,14 @@ impl Node {
             told: Mutex::new(Told { state: BroadcastState::default(), at: Instant::now(), idle_micros: 0 }),
         });
         let countable = match &role {
-            BroadcastRole::Source { roots, settings } => {
-                Some(Countable { roots: roots.clone(), settings: settings.clone() })
-            }
+            BroadcastRole::Source { roots, settings } => Some((roots.clone(), settings.clone())),
             _ => None,
         };
         let is_source = role.is_source();
         let mut node = Self { shared: Arc::clone(&shared), thread: None, is_source, countable };
         let (telling, running) = (Arc::clone(&shared), Arc::clone(&shared));
-        let tell = std::thread::Builder::new().name("broadcast-state".to_owned()).stack_size(128 << 10);
-        let run = std::thread::Builder::new().name("broadcast".to_owned());
-        let begun = tell.spawn(move || telling.tell()).and_then(|_| run.spawn(move || running.run(role, moves)));
-        match begun {
+        let begun = crate::spawn("broadcast-state", 128 << 10, move || telling.tell());
+        match begun.and_then(|_| crate::spawn("broadcast", 2 << 20, move || running.run(role, moves))) {
             Ok(thread) => node.thread = Some(thread),
             Err(error) => shared.end(failed(Exit::Connect, format!("cannot start a thread: {error}"))),
         }
@@ -130,11 +125,7 @@ impl Node {
             Message::BroadcastNext(is_there) => self.shared.spool.set_next(*is_there),
             Message::BroadcastLeave => self.shared.spool.leave(true),
             Message::EntriesTaken(messages) => self.shared.entries.taken(*messages),
-            Message::Count => {
-                if let Some(countable) = self.countable.take() {
-                    countable.count(&self.shared.progress, Arc::clone(&self.shared.has_ended));
-                }
-            }
+            Message::Count => count(&mut self.countable, &self.shared.progress, &self.shared.has_ended),
             _ => {}
         }
     }
@@ -175,6 +166,11 @@ impl Drop for Node {
 
 fn failed(exit: Exit, detail: impl Into<String>) -> Report {
     Report { fault: Some(Fault::plain(exit.code(), detail)), ..Report::default() }
+}
+
+/// Returns what proves the bytes that `hasher` has taken.
+fn proof_of(hasher: &blake3::Hasher, tree: Option<TreeProof>) -> BroadcastProof {
+    BroadcastProof { bytes: hasher.count(), digest: *hasher.finalize().as_bytes(), tree }
 }
 
 /// Returns the settings of a node: everything is sent, and the existing destination is never compared.
@@ -291,10 +287,9 @@ impl Shared {
         let source = TreeSource::new(roots, packed::PART_BYTES, settings, Arc::clone(&self.progress));
         let source = source.map_err(|fact| Fault::unreadable(&fact))?.unanswered();
         let (input, tally) = (self.spool.input(), Tally::default());
-        let (mut hasher, mut bytes, mut is_cut) = (blake3::Hasher::new(), 0, false);
+        let (mut hasher, mut is_cut) = (blake3::Hasher::new(), false);
         let packed = packed::pack(&source, &tally, |packet| {
             hasher.update(packet.bytes);
-            bytes += packet.bytes.len() as u64;
             if let Some((item, position, data)) = packet.part {
                 summing.take(item, position, data);
             }
@@ -310,9 +305,7 @@ impl Shared {
             return Err(self.given_up());
         }
         // The proof is sent before any host can have the end of the stream.
-        let digest = *hasher.finalize().as_bytes();
-        let proof = BroadcastProof { bytes, digest, tree: summing.finish() };
-        (self.emit)(Message::BroadcastProof(proof));
+        (self.emit)(Message::BroadcastProof(proof_of(&hasher, summing.finish())));
         input.end().map_err(|_| self.given_up())
     }
 
@@ -368,8 +361,7 @@ impl Shared {
             }
         }
         let proof = self.await_proof()?;
-        let received = self.spool.status().received;
-        if (received, hasher.finalize().as_bytes()) != (proof.bytes, &proof.digest) {
+        if proof_of(&hasher, proof.tree) != proof {
             sink.iter_mut().for_each(TreeSink::discard_forged);
             let detail = "data from an earlier host does not match the source; unpublished files are discarded";
             return Err(Fault::misled(detail));

@@ -3,7 +3,8 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::net::SocketAddr;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::ops::RangeInclusive;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -74,13 +75,21 @@ struct Shared {
     entries: Arc<EntryStream>,
 }
 
+impl Shared {
+    /// Reports the outcome of an end that has met no other end.
+    fn end_alone(&self, emit: &Emit, report: Report) {
+        self.ended.store(true, Ordering::Release);
+        emit(Message::Ended(Box::new(report)));
+    }
+}
+
 /// One end of a session, or a copy within this host, running from the moment it is created.
 pub(crate) struct End {
     emit: Emit,
     is_remote: bool,
     tunnel: Arc<Tunnel>,
     key: SessionKey,
-    ports: Option<std::ops::RangeInclusive<u16>>,
+    ports: Option<RangeInclusive<u16>>,
     shared: Arc<Shared>,
     peer: Peer,
     pub(super) is_of_pipeline: bool,
@@ -88,7 +97,7 @@ pub(crate) struct End {
     /// Signalled when both ends of a pipeline's session are ready.
     go: Sender<()>,
     /// What can be counted; `None` once counting has begun.
-    countable: Option<tree::Countable>,
+    countable: tree::Countable,
     /// Takes the manifest that a directory is compared with.
     manifest: Option<Sender<Vec<u8>>>,
     thread: Option<JoinHandle<()>>,
@@ -124,7 +133,7 @@ impl End {
         });
         let countable = match &begin.job {
             Job::SendTree { roots, settings } | Job::Copy { roots, settings, .. } => {
-                Some(tree::Countable { roots: roots.clone(), settings: settings.clone() })
+                Some((roots.clone(), settings.clone()))
             }
             _ => None,
         };
@@ -157,11 +166,7 @@ impl End {
                 let (stop, progress) = (Arc::clone(&shared.stop), Arc::clone(&shared.progress));
                 let entries = Arc::clone(&shared.entries);
                 let copy = tree::LocalCopy { roots, directory, names, settings, stop, progress, entries };
-                Box::new(move || {
-                    let report = copy.copy(&emit);
-                    shared.ended.store(true, Ordering::Release);
-                    emit(Message::Ended(Box::new(report)));
-                })
+                Box::new(move || shared.end_alone(&emit, copy.copy(&emit)))
             }
             Job::Check { directory, is_cached } => {
                 let (pieces, manifest) = bounded(MANIFEST_WINDOW as usize);
@@ -169,11 +174,7 @@ impl End {
                 let medium = if is_cached { Medium::Cache } else { Medium::Disk };
                 let (stop, entries) = (Arc::clone(&shared.stop), Arc::clone(&shared.entries));
                 let comparison = Comparison { directory, medium, expand: is_remote, manifest, stop, entries };
-                Box::new(move || {
-                    let report = comparison.compare(&emit);
-                    shared.ended.store(true, Ordering::Release);
-                    emit(Message::Ended(Box::new(report)));
-                })
+                Box::new(move || shared.end_alone(&emit, comparison.compare(&emit)))
             }
             _ => {
                 let (output, whole, made, last_word) = Default::default();
@@ -181,7 +182,7 @@ impl End {
                 Box::new(move || run.run())
             }
         };
-        match std::thread::Builder::new().name("session".to_owned()).spawn(run) {
+        match crate::spawn("session", 2 << 20, run) {
             Ok(thread) => end.thread = Some(thread),
             Err(error) => end.fail(Fault::plain(Exit::Connect.code(), format!("cannot start a thread: {error}"))),
         }
@@ -190,8 +191,7 @@ impl End {
 
     /// Ends this end before it has begun.
     fn fail(&self, fault: Fault) {
-        self.shared.ended.store(true, Ordering::Release);
-        self.say(ended_with(fault));
+        self.shared.end_alone(&self.emit, Report { fault: Some(fault), ..Report::default() });
     }
 
     /// Carries out a message. A thread does what may take long or wait, and its answer comes later.
@@ -232,11 +232,7 @@ impl End {
                 self.manifest = self.manifest.take().filter(|pieces| pieces.try_send(piece).is_ok());
             }
             Message::Signal(number) => self.stop(number),
-            Message::Count => {
-                if let Some(countable) = self.countable.take() {
-                    countable.count(&self.shared.progress, Arc::clone(&self.shared.ended));
-                }
-            }
+            Message::Count => tree::count(&mut self.countable, &self.shared.progress, &self.shared.ended),
             Message::EntriesTaken(messages) => self.shared.entries.taken(messages),
             Message::OtherLost => self.post(Event::OtherLost),
             message if message.is_tunnel() => self.tunnel.handle(message),
@@ -308,9 +304,7 @@ impl End {
         let listener = Listener::start(0, self.ports.clone(), key, post, Further::Lanes).map_err(|error| {
             let errno = os(errno_of(&error));
             match &self.ports {
-                Some(ports) => {
-                    fault(format!("cannot listen on a port of --port-range {}-{}: {errno}", ports.start(), ports.end()))
-                }
+                Some(ports) => fault(no_port(ports, &errno)),
                 None => fault(format!("cannot listen: {errno}")),
             }
         })?;
@@ -340,7 +334,7 @@ impl End {
             }
             Err(reason) => emit(Message::DialFailed(reason)),
         };
-        if let Err(error) = std::thread::Builder::new().name("reach".to_owned()).spawn(run) {
+        if let Err(error) = crate::spawn("reach", 2 << 20, run) {
             self.say(Message::DialFailed(error.to_string()));
         }
     }
@@ -351,6 +345,13 @@ impl Drop for End {
         // The tunnel's threads keep it alive, and wait for messages that no longer reach it.
         self.tunnel.close();
     }
+}
+
+/// Returns why no port of `--port-range` can be listened on, and what to do.
+pub(crate) fn no_port(ports: &RangeInclusive<u16>, errno: &str) -> String {
+    let (first, last) = (ports.start(), ports.end());
+    let range = if first == last { first.to_string() } else { format!("{first}-{last}") };
+    format!("cannot listen on a port of --port-range {range}: {errno}; choose other ports")
 }
 
 /// Returns where this host can be reached at a port. `is_remote`: whether the host was reached by ssh, so that the
@@ -366,10 +367,6 @@ const ABANDON_MAX: Duration = Duration::from_secs(2);
 
 pub(crate) fn ended_with(fault: Fault) -> Message {
     Message::Ended(Box::new(Report { fault: Some(fault), ..Report::default() }))
-}
-
-fn path_of(bytes: Vec<u8>) -> PathBuf {
-    std::ffi::OsString::from_vec(bytes).into()
 }
 
 fn gone() -> Fault {
@@ -568,7 +565,7 @@ impl Run {
     fn prepare(&self) -> Result<Prepared<'_>, Fault> {
         Ok(match &self.begin.job {
             Job::SendFile { path } => {
-                let path = path_of(path.clone());
+                let path = tree::path_of(path);
                 let file = Source::open(&path).map_err(|fact| Fault::unreadable(&fact))?;
                 self.sized(file, path.into_os_string())?
             }
@@ -577,7 +574,7 @@ impl Run {
                 self.sized(input, standard::INPUT.into())?
             }
             Job::ReceiveFile { path } => {
-                let path = path_of(path.clone());
+                let path = tree::path_of(path);
                 if let Some(directory) = path.parent().filter(|above| !above.as_os_str().is_empty()) {
                     self.make(directory.as_os_str().as_bytes(), &TreeOptions::default())
                         .map_err(|fact| Fault::unwritable(&fact))?;
@@ -623,9 +620,10 @@ impl Run {
             return Ok(prepared);
         }
         (self.emit)(Message::Agreed);
+        let check = || self.events.try_iter().try_for_each(|event| heed(&event));
         let prepared = match &self.moves {
             Moves::Named | Moves::Stream(_) => prepared,
-            Moves::Input(inlet) => match self.await_one(inlet)?? {
+            Moves::Input(inlet) => match awaited(inlet, check)?? {
                 Inlet::Command(pipe, whole) => {
                     *crate::locked(&self.whole) = Some(whole);
                     Prepared::new(move |_| Ok(receive_open(pipe, "pipe".into())))
@@ -639,7 +637,7 @@ impl Run {
                     Ok(Work::ReceiveStream(Box::new(move || Ok(sink.and(Passing(relay))))))
                 }),
             },
-            Moves::Output(outlet) => match self.await_one(outlet)?? {
+            Moves::Output(outlet) => match awaited(outlet, check)?? {
                 Outlet::File(file, path) => self.sized(file, path.into_os_string())?,
                 Outlet::Command(pipe, cut) => {
                     *crate::locked(&self.output) = pipe.try_clone().ok();
@@ -649,22 +647,8 @@ impl Run {
             },
         };
         (self.emit)(Message::Ready);
-        self.await_one(&self.goes)?;
+        awaited(&self.goes, check)?;
         Ok(prepared)
-    }
-
-    /// Waits for a value, or for a reason to stop waiting.
-    fn await_one<T>(&self, from: &Receiver<T>) -> Result<T, Fault> {
-        loop {
-            match from.recv_timeout(LOOK_AGAIN) {
-                Ok(one) => return Ok(one),
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(Fault::plain(Exit::LinkLost.code(), "the stage was never started"));
-                }
-                Err(RecvTimeoutError::Timeout) => {}
-            }
-            self.events.try_iter().try_for_each(|event| heed(&event))?;
-        }
     }
 
     /// Whether the command writes on, after the reader of its output has gone. If it does, the closed pipe hits it, and
@@ -699,6 +683,19 @@ impl Run {
                 Ok(Event::Incoming(Incoming::First(stream, established))) => return Ok((stream, *established)),
                 Ok(event) => heed(&event)?,
                 Err(_) => return Err(gone()),
+            }
+        }
+    }
+}
+
+/// Waits for a value from a stage for as long as `check` finds no reason to stop waiting.
+pub(super) fn awaited<T>(from: &Receiver<T>, check: impl Fn() -> Result<(), Fault>) -> Result<T, Fault> {
+    loop {
+        match from.recv_timeout(LOOK_AGAIN) {
+            Ok(one) => return Ok(one),
+            Err(RecvTimeoutError::Timeout) => check()?,
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Fault::plain(Exit::LinkLost.code(), "the stage was never started"));
             }
         }
     }

@@ -56,10 +56,7 @@ pub(crate) fn listen(
             }
         }
     };
-    std::thread::Builder::new()
-        .name("measure".to_owned())
-        .spawn(answer)
-        .map_err(|error| fault("cannot start a thread", &error))?;
+    crate::spawn("measure", 2 << 20, answer).map_err(|error| fault("cannot start a thread", &error))?;
     Ok(reachable(port))
 }
 

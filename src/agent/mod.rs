@@ -51,7 +51,7 @@ pub(crate) type Ended = Arc<dyn Fn() + Send + Sync>;
 /// Does slow work in a thread of its own. `emit` takes its answer, or why there is no thread.
 fn in_thread(name: &str, emit: &Emit, work: impl FnOnce(&Emit) + Send + 'static) {
     let own = Arc::clone(emit);
-    if let Err(error) = std::thread::Builder::new().name(name.to_owned()).spawn(move || work(&own)) {
+    if let Err(error) = crate::spawn(name, 2 << 20, move || work(&own)) {
         emit(Message::Failed(Fault::plain(Exit::Connect.code(), format!("cannot start a thread: {error}"))));
     }
 }

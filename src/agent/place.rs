@@ -19,8 +19,8 @@ use crate::control::frames::{Fault, Found, Kind, Place, Placed, Spot};
 use crate::control::names;
 use crate::fault::{Exit, errno_of, escaped};
 use crate::fs::{
-    PARTIAL, UNFINISHED, canonical, identity, io_fact, is_temporary_name, name_beside, partial, plain_fact, std_fact,
-    sync_directory,
+    OwnerAccess, PARTIAL, UNFINISHED, canonical, identity, io_fact, is_temporary_name, name_beside, partial,
+    plain_fact, std_fact, sync_directory,
 };
 use crate::options::{LATEST, TreeOptions};
 
@@ -182,18 +182,14 @@ fn check_generation(path: &Path) -> Result<(), Fault> {
     let identity = |found: &Metadata| (found.dev(), found.ino());
     let Ok(itself) = std::fs::symlink_metadata(bare(path)) else { return Ok(()) };
     let latest = std::fs::metadata(above(path).join(OsStr::from_bytes(LATEST)));
-    let name = escaped(bare(path).as_os_str());
     let detail = if latest.is_ok_and(|latest| identity(&latest) == identity(&itself)) {
-        format!("{name} is complete (latest points to it) and is not changed; choose another NAME")
+        "it is complete (latest points to it); choose another NAME"
     } else if itself.is_dir() && has_entries(bare(path)) && !is_unfinished(path) {
-        format!(
-            "{name} exists and is not marked as unfinished, so it counts as complete and is not changed; \
-             choose another NAME, or remove it"
-        )
+        "it is not marked as unfinished, so it counts as complete; choose another NAME, or remove it"
     } else {
         return Ok(());
     };
-    Err(Fault::plain(Exit::Usage.code(), detail))
+    Err(Fault::io(Exit::Usage.code(), "cannot change", &plain_fact(bare(path).as_os_str(), detail)))
 }
 
 /// Whether a generation has the marker of a run that has not finished it.
@@ -266,7 +262,7 @@ impl Drop for Made {
 ///
 /// Fails if the directory does not exist and cannot be made.
 pub(crate) fn make(directory: &[u8], options: &TreeOptions) -> Result<Option<Made>, IoFact> {
-    let path = Path::new(OsStr::from_bytes(directory));
+    let (path, _access) = (Path::new(OsStr::from_bytes(directory)), OwnerAccess::grant());
     let generations = &options.generations;
     let is_generation = generations.snapshot.is_some() && !generations.session.is_dst;
     let first = match () {

@@ -57,12 +57,10 @@ enum Input {
 /// Exit 1 if a person has started the agent, 3 if it cannot start, 9 if the caller breaks the protocol.
 pub(crate) fn serve() -> Result<(), Failure> {
     if std::io::stdin().is_terminal() {
-        return Err(Failure::new(
-            Exit::Usage,
-            "rdcp, rdpipe, rdsh, rdperf and rddoctor start this program on other hosts; do not run it by hand",
-        ));
+        return Err(Exit::Usage
+            .with("rdcp, rdpipe, rdsh, rdperf and rddoctor start this program on other hosts; do not run it by hand"));
     }
-    let system = |error: std::io::Error| Failure::new(Exit::Connect, format!("cannot start: {error}"));
+    let system = |error: std::io::Error| Exit::Connect.with(format!("cannot start: {error}"));
     // Relative paths start at the login's home, even if the launcher is not ssh.
     if let Some(home) = accounts::own_home() {
         let _ = std::env::set_current_dir(home);
@@ -92,7 +90,7 @@ pub(crate) fn serve() -> Result<(), Failure> {
         let _ = post.send(last);
     };
     // Without optimization, the code that reads messages takes a quarter of a MiB of stack.
-    std::thread::Builder::new().name("caller".to_owned()).stack_size(512 << 10).spawn(read).map_err(system)?;
+    crate::spawn("caller", 512 << 10, read).map_err(system)?;
 
     match inputs.recv_timeout(HELLO_MAX) {
         Ok(Input::Message(Message::Hello(theirs))) if theirs.major == MAJOR => {}
@@ -173,7 +171,7 @@ impl Silence {
 }
 
 fn broken(error: &MessageError) -> Failure {
-    Failure::new(Exit::Protocol, format!("the caller broke the protocol: {error}"))
+    Exit::Protocol.with(format!("the caller broke the protocol: {error}"))
 }
 
 /// Sends a message. If it is too long, the caller gets a failure instead, because it may be waiting for an answer.

@@ -14,7 +14,7 @@ use rd_proto::session::Outcome;
 
 use super::place;
 use crate::control::frames::{
-    FAULTS_MAX, Fault, KEPT_PATH_BYTES_MAX, Kept, Message, PROGRESS_NAME_BYTES_MAX, Report, TreeProgress,
+    FAULTS_MAX, Fault, KEPT_PATH_BYTES_MAX, Kept, Message, PROGRESS_NAME_BYTES_MAX, Report, TreeProgress, end_of,
 };
 use crate::control::tunnel::Emit;
 use crate::engine::tree::answer;
@@ -37,21 +37,16 @@ pub(super) fn path_of(bytes: &[u8]) -> PathBuf {
     OsString::from_vec(bytes.to_vec()).into()
 }
 
-/// What a copy may be asked to count ahead of itself.
-#[derive(Debug)]
-pub(crate) struct Countable {
-    pub(crate) roots: Vec<Root>,
-    pub(crate) settings: TreeOptions,
-}
+/// What a copy may be asked to count ahead of itself; `None` if there is nothing, or once counting has begun.
+pub(crate) type Countable = Option<(Vec<Root>, TreeOptions)>;
 
-impl Countable {
-    /// Starts a thread that counts until `is_over`.
-    pub(crate) fn count(self, progress: &Arc<Progress>, is_over: Arc<AtomicBool>) {
-        let (Self { roots, settings }, progress) = (self, Arc::clone(progress));
-        let count = move || count::count(roots, settings, &progress, &|| is_over.load(Ordering::Relaxed));
-        // Without the thread, the total stays unknown.
-        let _ = std::thread::Builder::new().name("count".to_owned()).stack_size(count::STACK_BYTES).spawn(count);
-    }
+/// Starts a thread that counts until `is_over`, if there is anything to count.
+pub(crate) fn count(countable: &mut Countable, progress: &Arc<Progress>, is_over: &Arc<AtomicBool>) {
+    let Some((roots, settings)) = countable.take() else { return };
+    let (progress, is_over) = (Arc::clone(progress), Arc::clone(is_over));
+    let count = move || count::count(roots, settings, &progress, &|| is_over.load(Ordering::Relaxed));
+    // Without the thread, the total stays unknown.
+    let _ = crate::spawn("count", count::STACK_BYTES, count);
 }
 
 /// Returns the progress of an end in the form that is reported.
@@ -66,16 +61,6 @@ pub(crate) fn progress(progress: &Progress) -> TreeProgress {
         work: progress.work(),
         name: end_of(progress.name(), PROGRESS_NAME_BYTES_MAX),
     }
-}
-
-/// Returns the end of a path that is too long, or the whole path.
-fn end_of(mut path: Vec<u8>, bytes_max: usize) -> Vec<u8> {
-    if path.len() > bytes_max {
-        let dots = b"...";
-        path.drain(..path.len() - bytes_max + dots.len());
-        path.splice(..0, *dots);
-    }
-    path
 }
 
 /// Returns how a tree is written. `names`: the names that may appear in the directory. A single name is given to the

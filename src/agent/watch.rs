@@ -46,7 +46,7 @@ impl Watching {
                 told(Message::Failed(fault(&error)));
             }
         };
-        std::thread::Builder::new().name("watch".to_owned()).spawn(run)?;
+        crate::spawn("watch", 2 << 20, run)?;
         Ok(Self { asks })
     }
 

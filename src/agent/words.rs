@@ -63,13 +63,11 @@ pub(crate) fn not_begun(not_begun: &NotBegun) -> Failure {
         Obstacle::Source(fact) => source(fact),
         Obstacle::Destination(fact) => destination(fact),
         Obstacle::Signal(number) => Failure::silent(Exit::Signal(*number)),
-        Obstacle::Memory { .. } => {
-            Failure::new(Exit::Connect, format!("{}; see --buffer", printable(&obstacle.to_string())))
-        }
+        Obstacle::Memory { .. } => Exit::Connect.with(format!("{}; see --buffer", printable(&obstacle.to_string()))),
         Obstacle::Thread(_) => {
-            Failure::new(Exit::Connect, format!("{}; raise the limit (ulimit -u)", printable(&obstacle.to_string())))
+            Exit::Connect.with(format!("{}; raise the limit (ulimit -u)", printable(&obstacle.to_string())))
         }
-        Obstacle::Signals(_) => Failure::new(Exit::Connect, printable(&obstacle.to_string())),
+        Obstacle::Signals(_) => Exit::Connect.with(printable(&obstacle.to_string())),
     }
 }
 
@@ -80,57 +78,48 @@ pub(crate) fn no_device(lacking: &str) -> Failure {
         "--transport rdma, but {lacking} has no RDMA device that answers, is up and has an address; \
          run rddoctor for details"
     );
-    Failure::new(Exit::Connect, message)
+    Exit::Connect.with(message)
 }
 
 /// Returns the failure for a source of this host that cannot be read.
 pub(crate) fn source(fact: &IoFact) -> Failure {
-    let failure = Failure::new(Exit::Source, format!("cannot read {}", io_sentence(fact)));
+    let failure = Exit::Source.with(format!("cannot read {}", io_sentence(fact)));
     failure.about(OsStr::new(""), &fact.path, fact.errno)
 }
 
 /// Returns the failure for a destination of this host that cannot be written.
 pub(crate) fn destination(fact: &IoFact) -> Failure {
-    let failure = Failure::new(Exit::Destination, format!("cannot write {}", io_sentence(fact)));
+    let failure = Exit::Destination.with(format!("cannot write {}", io_sentence(fact)));
     failure.about(OsStr::new(""), &fact.path, fact.errno)
 }
 
 /// Returns the failure for a peer that has authenticated, but with which no transfer could begin.
 pub(crate) fn not_agreed(error: &LinkError, peer: &str) -> Failure {
+    let lost = |reason: String| {
+        let line = format!("lost the link to {peer} before the transfer began: {reason}; try again");
+        Exit::Connect.with(line)
+    };
     match error {
         LinkError::Refused(refusal) => refused(*refusal, peer),
         // The peer has proved KEY and its version, so neither is the cause.
-        LinkError::Control(ControlError::Forged) => Failure::new(
-            Exit::Integrity,
-            format!(
-                "data from {peer} was damaged in transit, or encrypted with a different KEY; try again, and if it recurs, \
+        LinkError::Control(ControlError::Forged) => Exit::Integrity.with(format!(
+            "data from {peer} was damaged in transit, or encrypted with a different KEY; try again, and if it recurs, \
                  check what is between the hosts"
-            ),
-        ),
+        )),
         LinkError::Handshake(_) | LinkError::Frame(_) | LinkError::Control(_) | LinkError::Unexpected => {
             broken_protocol(peer, Some(&error.to_string()))
         }
-        LinkError::Closed => Failure::new(
-            Exit::Connect,
-            format!("{peer} closed the connection before the transfer began; see its messages, and try again"),
-        ),
-        LinkError::TimedOut => {
-            Failure::new(Exit::Connect, format!("{peer} connected, but sends nothing more; try again"))
-        }
-        LinkError::Os { error, .. } => Failure::new(
-            Exit::Connect,
-            format!("lost the link to {peer} before the transfer began: {}; try again", os(*error)),
-        ),
-        LinkError::Transport(reason) => Failure::new(
-            Exit::Connect,
-            format!("lost the link to {peer} before the transfer began: {}; try again", printable(reason)),
-        ),
+        LinkError::Closed => Exit::Connect
+            .with(format!("{peer} closed the connection before the transfer began; see its messages, and try again")),
+        LinkError::TimedOut => Exit::Connect.with(format!("{peer} connected, but sends nothing more; try again")),
+        LinkError::Os { error, .. } => lost(os(*error)),
+        LinkError::Transport(reason) => lost(printable(reason)),
     }
 }
 
 fn broken_protocol(peer: &str, reason: Option<&str>) -> Failure {
     let reason = reason.map(|reason| format!(" ({})", printable(reason))).unwrap_or_default();
-    Failure::new(Exit::Protocol, format!("{peer} broke the protocol{reason}; install the same release at both ends"))
+    Exit::Protocol.with(format!("{peer} broke the protocol{reason}; install the same release at both ends"))
 }
 
 /// Returns the failure if the peer refuses to serve this end, or this end the peer.
@@ -146,7 +135,7 @@ pub(crate) fn refused(refusal: Refusal, peer: &str) -> Failure {
             format!("{peer} rejected this end's offer; check that rdrecv of the same release runs there")
         }
     };
-    Failure::new(Exit::Connect, message)
+    Exit::Connect.with(message)
 }
 
 /// Returns the failure of a session that has ended; `None` if it succeeded. `reason` is what else the engine knows.
@@ -157,33 +146,23 @@ pub(crate) fn outcome(outcome: &Outcome, reason: Option<&str>, peer: &str) -> Op
             "data {what} failed its checksums repeatedly: the network, an adapter or memory damages it; \
              rdperf ping shows whether it still does"
         );
-        Failure::new(Exit::Integrity, line)
+        Exit::Integrity.with(line)
     };
-    let theirs = |exit, what: &str, fact: &IoFact| {
-        Failure::new(exit, format!("{peer} {what} {}", io_sentence(fact))).about(
-            OsStr::new(peer),
-            &fact.path,
-            fact.errno,
-        )
+    let theirs = |exit: Exit, what: &str, fact: &IoFact| {
+        exit.with(format!("{peer} {what} {}", io_sentence(fact))).about(OsStr::new(peer), &fact.path, fact.errno)
     };
     Some(match outcome {
         Outcome::Done => return None,
-        Outcome::LinkLost { unanswered: true } => Failure::new(
-            Exit::LinkLost,
-            format!(
-                "lost the link to {peer} before its answer: all data was sent, but the outcome is unknown; \
+        Outcome::LinkLost { unanswered: true } => Exit::LinkLost.with(format!(
+            "lost the link to {peer} before its answer: all data was sent, but the outcome is unknown; \
                  running it again is safe"
-            ),
-        ),
-        Outcome::LinkLost { unanswered: false } => {
-            Failure::new(Exit::LinkLost, format!("lost the link to {peer}{because}"))
-        }
-        Outcome::NoRdma | Outcome::Aborted(Cause::NoRdma) | Outcome::PeerAborted(Cause::NoRdma) => Failure::new(
-            Exit::Connect,
-            format!(
+        )),
+        Outcome::LinkLost { unanswered: false } => Exit::LinkLost.with(format!("lost the link to {peer}{because}")),
+        Outcome::NoRdma | Outcome::Aborted(Cause::NoRdma) | Outcome::PeerAborted(Cause::NoRdma) => {
+            Exit::Connect.with(format!(
                 "no RDMA connection to {peer}{because}; run rddoctor for details, or use TCP with --transport auto"
-            ),
-        ),
+            ))
+        }
         Outcome::Aborted(Cause::SinkClosed) | Outcome::PeerAborted(Cause::SinkClosed) => {
             Failure::silent(Exit::SinkClosed)
         }
@@ -192,19 +171,15 @@ pub(crate) fn outcome(outcome: &Outcome, reason: Option<&str>, peer: &str) -> Op
         Outcome::Aborted(Cause::Sink(fact)) => destination(fact),
         Outcome::Aborted(Cause::Integrity) => damaged(&format!("from {peer}")),
         Outcome::Aborted(Cause::Protocol) => broken_protocol(peer, reason),
-        Outcome::PeerAborted(Cause::Signal(number)) => {
-            Failure::new(Exit::LinkLost, format!("{peer} {}", ended_by(*number)))
-        }
+        Outcome::PeerAborted(Cause::Signal(number)) => Exit::LinkLost.with(format!("{peer} {}", ended_by(*number))),
         Outcome::PeerAborted(Cause::Source(fact) | Cause::Sink(fact)) if fact.path.is_empty() => {
-            Failure::new(Exit::Connect, format!("{peer} gave up{}", io_sentence(fact)))
+            Exit::Connect.with(format!("{peer} gave up{}", io_sentence(fact)))
         }
         Outcome::PeerAborted(Cause::Source(fact)) => theirs(Exit::Source, "cannot read", fact),
         Outcome::PeerAborted(Cause::Sink(fact)) => theirs(Exit::Destination, "cannot write", fact),
         Outcome::PeerAborted(Cause::Integrity) => damaged(&format!("sent to {peer}")),
-        Outcome::PeerAborted(Cause::Protocol) => Failure::new(
-            Exit::Protocol,
-            format!("{peer} says that this end broke the protocol; install the same release at both ends"),
-        ),
+        Outcome::PeerAborted(Cause::Protocol) => Exit::Protocol
+            .with(format!("{peer} says that this end broke the protocol; install the same release at both ends")),
     })
 }
 

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::agent::serve::serve;
-use crate::fault::{Exit, Failure};
+use crate::fault::Exit;
 
 /// Serve rdcp, rdpipe, rdsh, rdperf or rddoctor on another host
 ///
@@ -33,7 +33,7 @@ pub fn main() -> ExitCode {
     super::begin();
     super::run(NAME, || match AgentArguments::try_parse() {
         Ok(AgentArguments {}) => serve(),
-        Err(error) if error.use_stderr() => Err(Failure::new(Exit::Usage, super::wrong::line(&error))),
+        Err(error) if error.use_stderr() => Err(Exit::Usage.with(super::wrong::line(&error))),
         Err(error) => super::asked_for(&error),
     })
 }

@@ -48,9 +48,9 @@ pub(crate) fn check(
     hosts: &HostOptions,
     options: &ReportOptions,
 ) -> Result<(), Failure> {
-    let usage = |message: &str| Failure::new(Exit::Usage, message);
+    let usage = |message: &str| Exit::Usage.with(message);
     let [file, directory] = paths else { return Err(usage("--check takes the manifest FILE and DIR")) };
-    let parse = |text| Spec::parse(text).map_err(|reason| Failure::new(Exit::Usage, reason));
+    let parse = |text| Spec::parse(text).map_err(|reason| Exit::Usage.with(reason));
     let Spec::Here(file) = parse(file)? else { return Err(usage("--check: FILE must be on this host")) };
     let directory = parse(directory)?;
     if directory == Spec::Standard {
@@ -102,8 +102,7 @@ pub(crate) fn check(
     });
     let last_line = outcome.as_ref().ok().map(|tree| summary(tree, checking.differing));
     let failure = checking.failure(&file, outcome);
-    let told = reporter.finish(None, failure.as_ref(), None, last_line.as_deref());
-    failure.map_or(told, Err)
+    reporter.finish(None, failure, None, last_line.as_deref())
 }
 
 fn summary(tree: &TreeFigures, differing: u64) -> String {
@@ -159,7 +158,7 @@ impl Checking<'_> {
                 let path = path_below(self.directory, path);
                 let path = path.as_os_str().as_bytes();
                 let line = format!("cannot read {}: {}", name_at(self.host, path), os_number(*errno));
-                let failure = Failure::new(Exit::Partial, line).about(self.host, path, *errno);
+                let failure = Exit::Partial.with(line).about(self.host, path, *errno);
                 super::complain("rdcp", failure.message.as_deref().unwrap_or_default());
                 self.reporter.event(&Event::Failed(Failed::new(&failure)));
             }
@@ -174,16 +173,16 @@ impl Checking<'_> {
             (Ok(TreeFigures { failed: 0, .. }), 0) => None,
             (Ok(TreeFigures { failed, .. }), 0) => {
                 let line = format!("{} of {directory} could not be compared", entries_words(failed));
-                Some(Failure::new(Exit::Partial, line))
+                Some(Exit::Partial.with(line))
             }
             (Ok(_), differing) => {
                 let differ = if differing == 1 { "differs" } else { "differ" };
                 let line = format!("{} of {directory} {differ} from {}", entries_words(differing), escaped(file));
-                Some(Failure::new(Exit::Integrity, line))
+                Some(Exit::Integrity.with(line))
             }
             (Err(Stopped::Manifest(reason)), _) => {
                 let line = format!("cannot read the manifest {}: {}", escaped(file), printable(&reason));
-                Some(Failure::new(Exit::Source, line).about("".as_ref(), file.as_bytes(), 0))
+                Some(Exit::Source.with(line).about("".as_ref(), file.as_bytes(), 0))
             }
             (Err(Stopped::Failed(failure)), _) => Some(failure),
         }

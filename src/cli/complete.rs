@@ -67,8 +67,7 @@ fn commands() -> Vec<Command> {
 
 /// Runs `rdma-pipe complete`; `words` are those behind these two names.
 pub(super) fn answer(words: &[OsString]) -> Result<(), Failure> {
-    let usage =
-        || Failure::new(Exit::Usage, "usage: rdma-pipe complete SHELL [NAME LINE [TEXT]]; SHELL is bash, zsh or fish");
+    let usage = || Exit::Usage.with("usage: rdma-pipe complete SHELL [NAME LINE [TEXT]]; SHELL is bash, zsh or fish");
     let shell = match words.first().and_then(|word| word.to_str()) {
         Some("bash") => Shell::Bash,
         Some("zsh") => Shell::Zsh,

@@ -151,7 +151,7 @@ impl Arguments for DoctorArguments {
         let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg) else { return None };
         let is_second = error.kind() == ErrorKind::UnknownArgument && !word.starts_with('-');
         let line = "give several hosts as one list, such as rddoctor 'h[2-3]', or with --hosts FILE";
-        is_second.then(|| Failure::new(Exit::Usage, line))
+        is_second.then(|| Exit::Usage.with(line))
     }
 }
 
@@ -178,7 +178,7 @@ impl Section {
 }
 
 fn diagnose(arguments: &DoctorArguments) -> Result<(), Failure> {
-    let usage = |reason: String| Failure::new(Exit::Usage, reason);
+    let usage = |reason: String| Exit::Usage.with(reason);
     let hosts = match (&arguments.hosts_from, &arguments.host) {
         (Some(from), _) => {
             let advice = "to name hosts, type rddoctor 'gpu[1-2]'";
@@ -259,7 +259,7 @@ fn drilled(arguments: &DoctorArguments, setup: Setup, host: &OsStr) -> Result<()
 
 /// Returns the named hosts without duplicates.
 fn each_once(named: Vec<Spec>) -> Result<Vec<OsString>, Failure> {
-    let (once, _) = without_doubles(named).map_err(|reason| Failure::new(Exit::Usage, reason))?;
+    let (once, _) = without_doubles(named).map_err(|reason| Exit::Usage.with(reason))?;
     Ok(once.iter().map(|spec| spec.host().to_owned()).collect())
 }
 
@@ -270,17 +270,17 @@ fn parse_hosts(text: &OsStr) -> Result<Vec<OsString>, Failure> {
         // The launcher would take it for the name of one host.
         if host.as_bytes().contains(&b',') {
             let line = "commas are allowed only inside brackets, as in 'h[1-2,7]'; for other names, use --hosts FILE";
-            return Err(Failure::new(Exit::Usage, format!("{}: {line}", escaped(text))));
+            return Err(Exit::Usage.with(format!("{}: {line}", escaped(text))));
         }
         return Ok(vec![host]);
     }
-    let each = each(Spec::There(host, OsString::new())).map_err(|reason| Failure::new(Exit::Usage, reason))?;
+    let each = each(Spec::There(host, OsString::new())).map_err(|reason| Exit::Usage.with(reason))?;
     each_once(each)
 }
 
 /// Parses a host into the form that the launcher takes.
 fn parse_host(text: &OsStr) -> Result<OsString, Failure> {
-    let usage = |message: String| Failure::new(Exit::Usage, message);
+    let usage = |message: String| Exit::Usage.with(message);
     // As with `rdcp`, but the colon is optional.
     let mut with_colon = text.to_owned();
     if !text.as_bytes().ends_with(b":") {

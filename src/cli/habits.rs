@@ -6,152 +6,30 @@
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
-use std::io::Read;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::PermissionsExt;
 
 use clap::{Command, ValueEnum};
 
 use super::wrong;
 use crate::fault::escaped;
-use crate::options::{Compress, parse_bytes};
+use crate::options::Compress;
 
+mod letters;
+mod looks;
 mod meaning;
 mod rsync;
 mod uri;
 
+pub use letters::{Behind, Here, LETTERS, Letter, NO_KEY, Number};
+use letters::{
+    NO_BLOCKS, NO_CVS, NO_FILTERS, NO_HELP, NO_LINK_TIMES, NO_MOUNT_POINTS, NO_OWNER, NO_SFTP, NO_SPARSE, NO_TIMES,
+};
+pub use looks::is_no_key;
+use looks::{
+    are_jumps, are_rsync_flags, are_scps, is_absent, is_configuration, is_key, is_number, is_program, is_rate,
+};
 use rsync::{long, taken_back};
 use uri::uri;
-
-/// What a letter means to `rdcp`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Here {
-    /// An option of `rdcp` itself, or of ssh.
-    Own,
-    /// An option of `rdcp` itself, or of ssh, with a value.
-    OwnValue,
-    /// Accepted without effect, because a copy does that anyway.
-    Kept,
-    /// Stands for these words.
-    Means(&'static [&'static str]),
-    /// Has scp's meaning if a number follows, otherwise rsync's.
-    Number(Number),
-    /// Has scp's meaning if such a word follows, otherwise rsync's.
-    Word(Behind),
-    /// A rule follows: a pattern of names to leave out, or to copy.
-    Filter,
-    /// With `--sync`, stands for the first word; otherwise refused, with the second text as advice.
-    Synced(&'static str, &'static str),
-    /// Refused because it would do something else. The text says what to use instead.
-    Refused(&'static str),
-}
-
-/// The number that follows a letter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Number {
-    /// A port for ssh.
-    Port,
-    /// A limit as scp takes it, in Kbit/s.
-    Limit,
-}
-
-/// Words, other than numbers, that give a letter scp's meaning.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Behind {
-    /// A cipher, by a name that ssh knows.
-    Cipher,
-    /// A program to run instead of ssh. The file must be executable.
-    Program,
-    /// An option for SFTP, which `rdcp` ignores: `nrequests=`, `buffer=`.
-    Sftp,
-}
-
-/// A letter of scp or rsync, with its meanings.
-#[derive(Clone, Copy, Debug)]
-pub struct Letter {
-    /// The letter itself.
-    pub letter: char,
-    /// Meaning in scp; empty if it has none.
-    pub scp: &'static str,
-    /// Meaning in rsync; empty if it has none.
-    pub rsync: &'static str,
-    /// Meaning in `rdcp`.
-    pub here: Here,
-}
-
-const fn letter(letter: char, scp: &'static str, rsync: &'static str, here: Here) -> Letter {
-    Letter { letter, scp, rsync, here }
-}
-
-const NO_OWNER: &str = "--no-owner leaves out the group as well; --chown :GROUP sets one";
-
-const NO_DIRLINKS: &str = "rdcp does not write through links in DST: the directory replaces the link, or fails; with \
-    -R, --no-implied-dirs keeps links that lead to SRC";
-
-const ONE_PROTOCOL: &str = "rdcp has only one protocol, so leave out scp's -O; rsync's -O needs --sync";
-
-const NO_DIRS: &str = "rdcp copies directories with their contents (-r) or not at all";
-
-const NO_BLOCKS: &str = "the block size depends on the file size: leave it out";
-
-const NO_MOUNT_POINTS: &str = "mount points are copied as empty directories; leave them out with --exclude";
-
-/// Every letter of scp and of rsync.
-#[rustfmt::skip]
-pub const LETTERS: &[Letter] = &[
-    letter('0', "", "--from0", Here::Own),
-    letter('3', "through this host", "", Here::Means(&["--relay"])),
-    letter('4', "IPv4", "IPv4", Here::Means(&["-o", "AddressFamily=inet"])),
-    letter('6', "IPv6", "IPv6", Here::Means(&["-o", "AddressFamily=inet6"])),
-    letter('8', "", "--8-bit-output", Here::Kept),
-    letter('@', "", "--modify-window", Here::Refused("use --modify-window SECONDS")),
-    letter('A', "agent forwarding", "--acls", Here::Kept),
-    letter('B', "no password prompts", "--block-size", Here::Means(&["-o", "BatchMode=yes"])),
-    letter('C', "compress", "--cvs-exclude", Here::Means(&["--compress=auto"])),
-    letter('D', "SFTP server", "--devices --specials", Here::Kept),
-    letter('E', "", "--executability", Here::Kept),
-    letter('F', "ssh's configuration", "filters of .rsync-filter", Here::OwnValue),
-    letter('H', "", "--hard-links", Here::Kept),
-    letter('I', "", "--ignore-times", Here::Means(&["--checksum"])),
-    letter('J', "jump host", "--omit-link-times", Here::OwnValue),
-    letter('K', "", "--keep-dirlinks", Here::Refused(NO_DIRLINKS)),
-    letter('L', "", "--copy-links", Here::Own),
-    letter('M', "", "--remote-option", Here::Refused("options apply to both ends anyway")),
-    letter('N', "", "--crtimes", Here::Refused("Linux cannot set the creation time of a file")),
-    letter('O', "the old protocol", "--omit-dir-times", Here::Synced("--omit-dir-times", ONE_PROTOCOL)),
-    letter('P', "port", "--partial --progress", Here::Number(Number::Port)),
-    letter('R', "directly between hosts", "--relative", Here::Own),
-    letter('S', "program for ssh", "--sparse", Here::Word(Behind::Program)),
-    letter('T', "no checks of file names", "--temp-dir", Here::Own),
-    letter('U', "", "--atimes", Here::Kept),
-    letter('V', "", "--version", Here::Own),
-    letter('W', "", "--whole-file", Here::Kept),
-    letter('X', "an option for SFTP", "--xattrs", Here::Word(Behind::Sftp)),
-    letter('a', "", "--archive", Here::Means(&["--recursive"])),
-    letter('b', "", "--backup", Here::Own),
-    letter('c', "cipher", "--checksum", Here::Word(Behind::Cipher)),
-    letter('d', "", "--dirs", Here::Refused(NO_DIRS)),
-    letter('e', "", "--rsh", Here::Means(&["--rsh"])),
-    letter('f', "", "--filter", Here::Filter),
-    letter('g', "", "--group", Here::Kept),
-    letter('h', "", "--human-readable", Here::Own),
-    letter('i', "ssh's key", "--itemize-changes", Here::OwnValue),
-    letter('k', "", "--copy-dirlinks", Here::Own),
-    letter('l', "limit in Kbit/s", "--links", Here::Number(Number::Limit)),
-    letter('m', "", "--prune-empty-dirs", Here::Own),
-    letter('n', "", "--dry-run", Here::Own),
-    letter('o', "ssh's option", "--owner", Here::OwnValue),
-    letter('p', "keep times and modes", "--perms", Here::Kept),
-    letter('q', "quiet", "--quiet", Here::Own),
-    letter('r', "--recursive", "--recursive", Here::Own),
-    letter('s', "SFTP", "--secluded-args", Here::Kept),
-    letter('t', "", "--times", Here::OwnValue),
-    letter('u', "", "--update", Here::Own),
-    letter('v', "verbose", "--verbose", Here::Own),
-    letter('x', "", "--one-file-system", Here::Own),
-    letter('y', "", "--fuzzy", Here::Kept),
-    letter('z', "", "--compress", Here::Means(&["--compress=auto"])),
-];
 
 /// A command line translated for `rdcp`.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -162,6 +40,8 @@ pub struct Translated {
     pub notes: Vec<String>,
     /// The value of `-i`.
     pub key: Option<OsString>,
+    /// Names the last option that has taken a word as its value; else empty.
+    pub besides: String,
     /// Whether the command line is a single word.
     is_alone: bool,
     /// Whether `--sync` is given, with which letters have rsync's meanings.
@@ -199,7 +79,8 @@ pub fn translate(
     let has_no_group = has("--no-group") || has("--no-g");
     let mut options = words.iter().take_while(|word| *word != "--");
     let is_listed = has("--files-from") || options.any(|word| word.as_bytes().starts_with(b"--files-from="));
-    let mut done = Translated { is_alone: words.len() == 1, is_sync, is_listed, ..Translated::default() };
+    let (is_alone, typed) = (words.len() == 1, words.clone());
+    let mut done = Translated { is_alone, is_sync, is_listed, ..Translated::default() };
     let mut words = words.into_iter().peekable();
     let (mut ports, mut operands, mut timeout) = (BTreeSet::new(), Vec::new(), None);
     while let Some(mut word) = words.next() {
@@ -280,8 +161,8 @@ pub fn translate(
                 None if word == "--compress"
                     && words.peek().is_some_and(|next| is_other_compression(next, &exists)) =>
                 {
-                    let name = words.next().unwrap_or_default();
-                    return Err(format!("--compress {}: expected one of off, auto, lz4, zstd", escaped(&name)));
+                    let name = escaped(&words.next().unwrap_or_default());
+                    return Err(format!("--compress {name}: expected one of off, auto, lz4, zstd; see --help"));
                 }
                 None if word == "--verify" && words.peek().is_some_and(|next| *next == "disk" && !exists(next)) => {
                     words.next();
@@ -321,6 +202,7 @@ pub fn translate(
         }
         cluster(&bytes[1..], &mut words, &exists, &mut done)?;
     }
+    done.besides = wrong::besides(command, &done.words, &typed);
     let mut others = done.words.clone();
     take_back(&mut others, &["-x", "--one-file-system"], command);
     if done.words.len() - others.len() > 1 {
@@ -668,128 +550,6 @@ fn cluster(
         }
     }
     Ok(())
-}
-
-impl Behind {
-    /// Whether a word is the value of scp's letter. `attached` says whether it is in the same word as the letter, where
-    /// more letters of rsync may follow.
-    fn is_meant(self, word: &OsStr, attached: bool, exists: &impl Fn(&OsStr) -> bool) -> bool {
-        let text = word.to_string_lossy();
-        match self {
-            Self::Cipher => {
-                let kinds = ["-ctr", "-cbc", "-gcm@openssh.com", "-poly1305@openssh.com"];
-                text.split(',').all(|cipher| kinds.iter().any(|kind| cipher.ends_with(kind))) && !exists(word)
-            }
-            // The name has a slash, so it is unlikely to be a file that is to be copied.
-            Self::Program => !attached && is_program(word),
-            Self::Sftp => text.starts_with("nrequests=") || text.starts_with("buffer="),
-        }
-    }
-}
-
-/// Advice if the value of `-i` is not a key.
-pub const NO_KEY: &str = "-i takes ssh's key; for rsync's -i, type --itemize-changes";
-
-/// Advice for `-h` among other words.
-const NO_HELP: &str = "for help, type it alone, or --help; for rsync's -h, type --human-readable";
-
-/// Advice for `-C` with `--sync`, which may be meant as rsync's.
-const NO_CVS: &str = "rsync's -C excludes what CVS ignores: use --exclude or --exclude-from; to compress, use -z";
-
-/// Advice for `-S` with `--sync`, which may be meant as either.
-const NO_SPARSE: &str = "rsync's -S is done anyway: leave it out; ssh's program is --rsh PROGRAM";
-
-/// Advice for `-D` before a program, which may be meant as either.
-const NO_SFTP: &str = "rdcp does not use SFTP, so leave out scp's -D and its path; rsync's -D is done anyway";
-
-/// Advice for `-F` where it may be meant as rsync's.
-const NO_FILTERS: &str = "rsync's .rsync-filter files are not read: use --exclude-from; ssh's configuration is \
-    --rsh 'ssh -F FILE'";
-
-/// Advice for `-J` where it may be meant as rsync's.
-const NO_LINK_TIMES: &str = "links get their times as other entries do, so leave out rsync's -J; ssh's jump host is \
-    -o ProxyJump=HOST";
-
-/// Advice for `-t` with `--sync`, which may be meant as rsync's.
-const NO_TIMES: &str =
-    "rsync's -t is done anyway: leave it out; name the directory to copy into with --target-directory DIR, or last";
-
-/// How a private key begins, and how much of a file is searched for that.
-const KEY_BEGIN: [u8; 11] = *b"-----BEGIN ";
-const KEY_SEARCHED_BYTES: u64 = 4096;
-
-/// Whether a word is the path of a key for ssh.
-fn is_key(word: &OsStr) -> bool {
-    let mut public = word.to_owned();
-    public.push(".pub");
-    let begins = |path: &OsStr| {
-        let mut start = [0; KEY_BEGIN.len()];
-        std::fs::File::open(path).is_ok_and(|mut file| file.read_exact(&mut start).is_ok()) && start == KEY_BEGIN
-    };
-    std::path::Path::new(&public).exists() || begins(word)
-}
-
-/// Whether a word is a file or directory that ssh cannot take as a key. It takes a public key, because its agent may
-/// have the other half, and a key with text before it.
-pub fn is_no_key(word: &OsStr) -> bool {
-    let Ok(found) = std::fs::metadata(word) else { return false };
-    if !found.is_file() || is_key(word) {
-        return found.is_dir();
-    }
-    let mut text = Vec::new();
-    let read = std::fs::File::open(word).and_then(|file| file.take(KEY_SEARCHED_BYTES).read_to_end(&mut text));
-    let is_public = ["ssh-", "ecdsa-", "sk-"].iter().any(|kind| text.starts_with(kind.as_bytes()));
-    read.is_ok() && !is_public && !text.windows(KEY_BEGIN.len()).any(|part| part == KEY_BEGIN)
-}
-
-/// Whether ssh can take a word as its configuration. A directory is a source, and letters are rsync's `-FF`.
-fn is_configuration(word: &OsStr) -> bool {
-    word == "none" || std::fs::metadata(word).is_ok_and(|found| !found.is_dir())
-}
-
-/// Whether a word can name jump hosts for ssh: `[USER@]HOST[:PORT]`, with commas between them. `attached`: in the same
-/// word as the letter, where more letters of rsync may follow.
-fn are_jumps(word: &OsStr, attached: bool, exists: &impl Fn(&OsStr) -> bool) -> bool {
-    let is_jump = |jump: &str| {
-        let jump = jump.strip_prefix("ssh://").map_or(jump, |jump| jump.strip_suffix('/').unwrap_or(jump));
-        let port = jump.rsplit_once(':').filter(|_| !jump.ends_with(']')).map_or("22", |(_, port)| port);
-        !jump.is_empty() && !jump.starts_with('-') && !jump.contains('/') && is_number(OsStr::new(port))
-    };
-    !(exists(word) || attached && are_rsync_flags(word)) && word.to_string_lossy().split(',').all(is_jump)
-}
-
-/// Whether all these letters are letters of scp as well.
-fn are_scps(letters: &[u8]) -> bool {
-    letters.iter().all(|&byte| LETTERS.iter().any(|own| own.letter == char::from(byte) && !own.scp.is_empty()))
-}
-
-/// Whether a word is the path of a program, named with a slash.
-fn is_program(word: &OsStr) -> bool {
-    let is_executable = |found: std::fs::Metadata| found.is_file() && found.permissions().mode() & 0o111 != 0;
-    word.as_bytes().contains(&b'/') && std::fs::metadata(word).is_ok_and(is_executable)
-}
-
-/// Whether a word is an absolute path where nothing exists.
-fn is_absent(word: &OsStr, exists: &impl Fn(&OsStr) -> bool) -> bool {
-    word.as_bytes().starts_with(b"/") && !exists(word) && !is_program(word)
-}
-
-/// Whether a word is a number with a unit.
-fn is_rate(word: &OsStr) -> bool {
-    word.to_str().is_some_and(|text| text.starts_with(|c: char| c.is_ascii_digit()) && parse_bytes(text).is_ok())
-        && !is_number(word)
-}
-
-fn is_number(word: &OsStr) -> bool {
-    !word.is_empty() && word.as_bytes().iter().all(u8::is_ascii_digit)
-}
-
-/// Whether a word consists of letters that rsync takes without a value.
-fn are_rsync_flags(word: &OsStr) -> bool {
-    word.as_bytes().iter().all(|&byte| {
-        let letter = LETTERS.iter().find(|letter| letter.letter == char::from(byte));
-        letter.is_some_and(|letter| letter.rsync.starts_with("--") && !b"BMTef@".contains(&byte))
-    })
 }
 
 #[cfg(test)]

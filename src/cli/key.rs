@@ -90,7 +90,7 @@ fn overwrite_argument(secret: &[u8]) {
 ///
 /// Exit 1 for an empty key or one that cannot be read.
 pub fn given(positional: Option<OsString>, options: &KeyOptions) -> Result<Option<Key>, Failure> {
-    let usage = |message: String| Failure::new(Exit::Usage, message);
+    let usage = |message: String| Exit::Usage.with(message);
     let bytes = if let Some(path) = &options.key_file {
         let name = escaped(path.as_os_str());
         let line = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).and_then(first_line);
@@ -116,9 +116,8 @@ pub fn given(positional: Option<OsString>, options: &KeyOptions) -> Result<Optio
             },
         }
     };
-    Key::new(bytes.to_vec())
-        .map(Some)
-        .map_err(|_| usage("KEY is empty; give the same non-empty KEY at both ends".into()))
+    let empty = || usage("KEY is empty; give the same non-empty KEY at both ends".into());
+    Key::new(bytes.to_vec()).ok_or_else(empty).map(Some)
 }
 
 /// Says so if other users of this host can read the file of `--key-file`. `command` is the command's name. Names of
@@ -158,7 +157,7 @@ pub fn ask(is_argument: bool) -> Result<Key, Failure> {
         true => "KEY is missing; give it as an argument, or with RD_KEY, --key-file or --key-fd",
         false => "KEY is missing; give it with RD_KEY, --key-file or --key-fd",
     };
-    let no_key = || Failure::new(Exit::Usage, line);
+    let no_key = || Exit::Usage.with(line);
     let mut terminal = File::options().read(true).write(true).open("/dev/tty").map_err(|_| no_key())?;
     let mut line = loop {
         let line = prompt(&mut terminal).map_err(|_| no_key())?;
@@ -175,7 +174,7 @@ pub fn ask(is_argument: bool) -> Result<Key, Failure> {
     if line.contains(&INTERRUPT) {
         return Err(Failure::silent(Exit::Signal(libc::SIGINT as u8)));
     }
-    Key::new(line.to_vec()).map_err(|_| no_key())
+    Key::new(line.to_vec()).ok_or_else(no_key)
 }
 
 /// Reads a line from the terminal without echo. ^C and ^Z also end the line, and are its last character.

@@ -8,7 +8,7 @@ use minicbor::bytes::ByteVec;
 use crate::fault::escaped;
 use crate::job::plan::Spec;
 use crate::options::read_bounded;
-use crate::tree::Only;
+use crate::tree::{Only, is_itself};
 
 /// Maximum number of bytes in a list.
 const LIST_BYTES_MAX: u64 = 64 << 20;
@@ -23,8 +23,22 @@ pub fn read(file: &OsStr, ends_in_zeros: bool, recursive: bool) -> Result<Only, 
     let text = read_bounded(file, LIST_BYTES_MAX).map_err(named)?;
     let is_end = |&byte: &u8| if ends_in_zeros { byte == 0 } else { byte == b'\n' || byte == b'\r' };
     let lines = text.split(is_end).filter(|line| !line.is_empty() && !b"#;".contains(&line[0]));
-    let paths: Vec<ByteVec> = lines.map(|line| checked(line).map_err(named)).collect::<Result<_, _>>()?;
+    let checked = |line| checked(line).and_then(unmarked).map_err(named);
+    let paths: Vec<ByteVec> = lines.map(checked).collect::<Result<_, _>>()?;
     Ok(Only { paths, recursive, ..Only::default() })
+}
+
+/// Takes a line as rsync does, which begins the path at the destination after `/./`. Refused if that leaves names out.
+fn unmarked(path: ByteVec) -> Result<ByteVec, String> {
+    let Some(mark) = path.windows(3).position(|three| three == b"/./") else { return Ok(path) };
+    match (is_itself(&path[..mark]), &path[mark + 3..]) {
+        (true, b"") => Ok(path),
+        (true, behind) => Ok(behind.to_vec().into()),
+        (false, _) => Err(format!(
+            "{} contains /./; give what is before it as SRC, and list what is behind it",
+            escaped(OsStr::from_bytes(&path))
+        )),
+    }
 }
 
 fn checked(path: &[u8]) -> Result<ByteVec, String> {
@@ -109,6 +123,18 @@ mod tests {
             });
             assert_eq!(found.map(|(base, only)| (base, only.paths)), expected, "{sources:?}");
         }
+    }
+
+    #[test]
+    fn a_line_has_no_other_beginning() {
+        let taken = |line: &str| unmarked(line.as_bytes().to_vec().into()).ok();
+        for line in ["a/b", "./a", "./", "././", "a/.", "a./b/.c"] {
+            assert_eq!(taken(line), Some(line.as_bytes().to_vec().into()), "{line}");
+        }
+        for (line, rest) in [("././a", "a"), (".//./a/", "a/"), ("/./a/./b", "a/./b")] {
+            assert_eq!(taken(line), Some(rest.as_bytes().to_vec().into()), "{line}");
+        }
+        assert!(["a/./b", "./a/./b", "a/./"].into_iter().all(|line| taken(line).is_none()));
     }
 
     #[test]

@@ -121,7 +121,7 @@ fn asked(value: &OsStr) -> Result<Option<Asked>, String> {
 ///
 /// Exit 1 if the value is not valid, or its file cannot be opened.
 pub(crate) fn start_by_environment(command: &str) -> Result<(), Failure> {
-    let usage = |line: String| Failure::new(Exit::Usage, line);
+    let usage = |line: String| Exit::Usage.with(line);
     let Some(value) = std::env::var_os(VARIABLE) else { return Ok(()) };
     let Some(Asked { level, file }) = asked(&value).map_err(usage)? else { return Ok(()) };
     let out = match file {
@@ -174,10 +174,7 @@ fn start(command: &str, writes: Option<Level>, out: Option<Out>) {
     if let Some(out) = out {
         let writing = Arc::clone(&book);
         // If no thread can be started, there is no log, but everything else works.
-        let _ = std::thread::Builder::new()
-            .name("log".to_owned())
-            .stack_size(256 << 10)
-            .spawn(move || writing.write(out, log::system));
+        let _ = crate::spawn("log", 256 << 10, move || writing.write(out, log::system));
     }
     let version = env!("CARGO_PKG_VERSION");
     let heading = || {

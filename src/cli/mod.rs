@@ -36,6 +36,7 @@ mod wrong;
 use settings::{Settings, Sources};
 
 use crate::fault::{self, Exit, Failure};
+use crate::job::launching::dismiss_helpers;
 use crate::signals;
 use crate::transport::pool::one_arena_if_limited;
 
@@ -130,25 +131,27 @@ pub fn main() -> ExitCode {
         Some(word) if word == "--version" || word == "-V" => {
             print(concat!("rdma-pipe ", env!("CARGO_PKG_VERSION"), "\n"))
         }
-        Some(word) if word == "--help" || word == "-h" => print(&overview()),
+        Some(word) if word == "--help" || word == "-h" || word == "help" => print(&overview()),
         // Called by the completion scripts of shells, and to print those scripts.
         Some(word) if word == "complete" => complete::answer(&words[2..]),
         Some(word) => {
             let names = COMMANDS.map(|(name, ..)| name).join(", ");
-            let message = format!("unknown command {}; the commands are {names}", fault::escaped(word));
-            Err(Failure::new(Exit::Usage, message))
+            let message = format!("unknown command {}; the commands are {names}; see --help", fault::escaped(word));
+            Err(Exit::Usage.with(message))
         }
-        None => Err(Failure::new(Exit::Usage, format!("COMMAND is required\n{}", overview().trim_end()))),
+        None => Err(Exit::Usage.with(format!("COMMAND is required\n{}", overview().trim_end()))),
     })
 }
 
 fn overview() -> String {
-    let rows = COMMANDS.map(|(name, _, about)| format!("  {name:<9} {about}\n"));
-    format!(
-        "Usage: rdma-pipe COMMAND [ARGUMENT]...\n\nCommands, also installed under their own names:\n{}\n\
-         rdma-pipe complete bash|zsh|fish prints the script with which a shell completes all of them\n",
-        rows.concat()
-    )
+    clap::Command::new("rdma-pipe")
+        .about("Commands, also installed under their own names:")
+        .after_help("rdma-pipe complete bash|zsh|fish prints the script with which a shell completes all of them")
+        .subcommands(COMMANDS.map(|(name, _, about)| clap::Command::new(name).about(about)))
+        .disable_help_subcommand(true)
+        .help_template("Usage: rdma-pipe COMMAND [ARGUMENT]...\n\n{about-with-newline}{subcommands}{after-help}")
+        .render_help()
+        .to_string()
 }
 
 /// Runs a command, prints its failure, if any, as one line, and returns the exit code.
@@ -167,6 +170,7 @@ pub fn run(name: &str, command: impl FnOnce() -> Result<(), Failure>) -> ExitCod
     message.iter().for_each(|message| crate::log::info(|| (*message).clone()));
     log::finish();
     message.iter().for_each(|message| complain(name, message));
+    dismiss_helpers();
     let Err(failure) = ended else { return ExitCode::SUCCESS };
     // An agent was not started by the user's shell.
     if let (Exit::Signal(number), true) = (failure.exit, name != agent::NAME) {
@@ -234,7 +238,7 @@ fn with_arguments<T: Arguments>(
 ) -> Result<(), Failure> {
     let mut definition = T::command().color(color::of_help());
     if let Some(line) = wrong::misread(&definition, &words) {
-        return Err(Failure::new(Exit::Usage, line));
+        return Err(Exit::Usage.with(line));
     }
     let settings = Settings::new::<T>(&mut definition, words, &Sources::of_process())?;
     color::set(&settings.words);
@@ -243,7 +247,7 @@ fn with_arguments<T: Arguments>(
         color::obey(when);
     }
     if let Some(line) = parsed.as_ref().ok().and_then(T::refused) {
-        return Err(Failure::new(Exit::Usage, line));
+        return Err(Exit::Usage.with(line));
     }
     if parsed.as_ref().is_ok_and(|matches| matches.get_flag("show_config")) {
         return print(&settings.shown(&mut definition));
@@ -256,7 +260,7 @@ fn with_arguments<T: Arguments>(
             command(arguments)
         }
         Err(error) if error.use_stderr() => Err(T::explain(&error)
-            .unwrap_or_else(|| Failure::new(Exit::Usage, wrong::line_of(&error, &mut definition, &settings.words)))),
+            .unwrap_or_else(|| Exit::Usage.with(wrong::line_of(&error, &mut definition, &settings.words)))),
         Err(error) if error.render().to_string() == definition.render_help().to_string() => {
             let mut short = short_help::shortened(T::command().color(color::of_help()));
             short
@@ -279,7 +283,7 @@ fn check_lists(given: &clap::ArgMatches) -> Result<(), Failure> {
     let readers = lists.iter().filter(|file| **file == "-" || standard::is_input(file)).count();
     if readers > 1 {
         let line = "standard input (-) can be only one of the lists; give files for the others";
-        return Err(Failure::new(Exit::Usage, line));
+        return Err(Exit::Usage.with(line));
     }
     if readers == 1 {
         standard::named_input().map_err(|fact| crate::agent::words::source(&fact))?;
@@ -302,17 +306,14 @@ fn printed(written: std::io::Result<()>) -> Result<(), Failure> {
     use std::io::ErrorKind;
     written.map_err(|error| match error.kind() {
         ErrorKind::BrokenPipe => Failure::silent(Exit::SinkClosed),
-        _ => Failure::new(
-            Exit::Destination,
-            format!("cannot write standard output: {}", fault::printable(&error.to_string())),
-        ),
+        _ => Exit::Destination.with(format!("cannot write standard output: {}", fault::printable(&error.to_string()))),
     })
 }
 
 /// Returns the failure for a wrong command line: a sentence, and the usage.
 fn usage(command: &clap::Command, message: &str) -> Failure {
     let usage = command.clone().render_usage();
-    Failure::new(Exit::Usage, format!("{message}; see --help\n{usage}"))
+    Exit::Usage.with(format!("{message}; see --help\n{usage}"))
 }
 
 /// Prints the text that clap made for `--help` or `--version`.

@@ -147,7 +147,7 @@ pub(crate) fn parse_port_or_hide(word: &OsString, may_be_key: bool) -> Result<u1
 pub(crate) fn check_file(file: Option<&OsString>) -> Result<(), Failure> {
     match file {
         Some(path) if path.is_empty() => {
-            Err(Failure::new(Exit::Usage, "FILE is empty; name one, or leave it out for standard input or output"))
+            Err(Exit::Usage.with("FILE is empty; name one, or leave it out for standard input or output"))
         }
         _ => Ok(()),
     }

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 
 use super::options::{KeyOptions, parse_port};
 use super::rdcp::HostOptions;
+use super::words::split_login;
 use super::{Arguments, print};
 use crate::engine::perf::frames::{CONNECTIONS_MAX, DEPTH_MAX, Load, MESSAGE_BYTES_MAX, Run};
 use crate::fault::{Exit, Failure, escaped, os};
@@ -248,7 +249,7 @@ fn perf(arguments: &PerfArguments) -> Result<(), Failure> {
         && !path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("svg"))
     {
         let name = escaped(path.as_os_str());
-        return Err(Failure::new(Exit::Usage, format!("--plot {name}: plots are SVG, so the name must end in .svg")));
+        return Err(Exit::Usage.with(format!("--plot {name}: plots are SVG, so the name must end in .svg")));
     }
     // Reports are read before anything is measured, so that an unreadable file is found early.
     let others = output.compare.iter().map(|path| read_report(path)).collect::<Result<Vec<_>, _>>()?;
@@ -280,11 +281,9 @@ fn task(words: &[OsString], compares: bool) -> Result<Task, Failure> {
         ([], _) if compares => Ok(Task::Compare),
         ([], _) => wrong("HOST is required, or one of serve, disk, mem, model"),
         (["serve"], _) => Ok(Task::Serve(0)),
-        (["serve", _], [_, port]) => {
-            Ok(Task::Serve(parse_port(port).map_err(|message| Failure::new(Exit::Usage, message))?))
-        }
+        (["serve", _], [_, port]) => Ok(Task::Serve(parse_port(port).map_err(|message| Exit::Usage.with(message))?)),
         (["disk", _], [_, path]) => Ok(Task::Storage(path.clone())),
-        (["disk"], _) => Err(Failure::new(Exit::Usage, "disk needs a PATH: rdperf disk PATH")),
+        (["disk"], _) => Err(Exit::Usage.with("disk needs a PATH: rdperf disk PATH")),
         (["mem"], _) => Ok(Task::Memory),
         (["model"], _) => Ok(Task::Model),
         ([_], [host]) => Ok(Task::Wire(target(host)?, Mode::Both)),
@@ -298,7 +297,7 @@ fn task(words: &[OsString], compares: bool) -> Result<Task, Failure> {
                 (None, None) => {
                     let message =
                         format!("unknown mode {}; the modes are bw, lat, ping, qps, rails and limits", escaped(other));
-                    Err(Failure::new(Exit::Usage, message))
+                    Err(Exit::Usage.with(message))
                 }
             },
         },
@@ -311,7 +310,7 @@ fn limited(word: &OsStr) -> Result<Task, Failure> {
     if let Ok(server @ Target::Server(..)) = target(word) {
         return Ok(Task::Limits(server, OsString::new()));
     }
-    match Spec::parse(word).map_err(|reason| Failure::new(Exit::Usage, reason))? {
+    match Spec::parse(word).map_err(|reason| Exit::Usage.with(reason))? {
         Spec::There(host, path) => {
             check_single(&host, word)?;
             Ok(Task::Limits(Target::Launched(host), path))
@@ -326,7 +325,7 @@ fn mode(word: &str) -> Option<Mode> {
 
 /// Parses `HOST`, `HOST:`, `HOST:PORT`, `[ADDRESS]` or `[ADDRESS]:PORT`.
 fn target(word: &OsStr) -> Result<Target, Failure> {
-    let usage = |message: String| Failure::new(Exit::Usage, message);
+    let usage = |message: String| Exit::Usage.with(message);
     let bytes = word.as_bytes();
     let bare = |host: &[u8]| -> Result<OsString, Failure> {
         let (login, host) = split_login(host);
@@ -366,12 +365,7 @@ fn check_single(host: &OsStr, word: &OsStr) -> Result<(), Failure> {
          rddoctor --hosts FILE",
         escaped(word)
     );
-    Err(Failure::new(Exit::Usage, line))
-}
-
-/// Splits a host into `USER@` and the rest.
-fn split_login(host: &[u8]) -> (&[u8], &[u8]) {
-    host.split_at(host.iter().rposition(|&byte| byte == b'@').map_or(0, |at| at + 1))
+    Err(Exit::Usage.with(line))
 }
 
 fn parse_size(text: &str) -> Result<u32, String> {
@@ -397,9 +391,9 @@ fn read_report(path: &Path) -> Result<Report, Failure> {
     let name = escaped(path.as_os_str());
     let text = std::fs::read_to_string(path).map_err(|error| {
         let errno = os(Errno::from_io_error(&error).unwrap_or(Errno::INVAL));
-        Failure::new(Exit::Source, format!("cannot read {name}: {errno}"))
+        Exit::Source.with(format!("cannot read {name}: {errno}"))
     })?;
-    Report::from_json(&text).map_err(|reason| Failure::new(Exit::Source, format!("{name} {reason}")))
+    Report::from_json(&text).map_err(|reason| Exit::Source.with(format!("{name} {reason}")))
 }
 
 /// Draws a report, and beside it other reports under the names of their files.
@@ -411,10 +405,7 @@ fn draw(path: &Path, report: &Report, others: &[Report], names: &[PathBuf]) -> R
     }
     all.extend(names.iter().map(named).zip(others));
     let Some(text) = plot::draw(&all) else {
-        return Err(Failure::new(
-            Exit::Usage,
-            "nothing to plot: nothing was measured, and the reports of --compare are empty",
-        ));
+        return Err(Exit::Usage.with("nothing to plot: nothing was measured, and the reports of --compare are empty"));
     };
     output::write(path, text.as_bytes())
 }

@@ -88,8 +88,9 @@ pub struct CopyArguments {
     /// No effect of its own; requires --backup-dir
     #[arg(short, long, requires = "backup_dir")]
     backup: bool,
-    /// Copy only the paths listed in FILE (or -), one per line, relative to SRC, with the directories above them. A
-    /// directory is copied whole with -r; one level with a trailing slash
+    /// Copy only the paths listed in FILE (or -), one per line, relative to SRC, with the directories above them (with
+    /// SRC's own mode, owner and times if a path begins with ./). A directory is copied whole with -r; one level with a
+    /// trailing slash
     #[arg(long, value_name = "FILE", requires = "sync", conflicts_with = "snapshot")]
     files_from: Option<OsString>,
     /// Change nothing; print what would be copied where; with --sync, what would be changed, like --itemize-changes or
@@ -247,12 +248,12 @@ impl HostOptions {
         add("-F", &mut self.configuration.iter());
         add("-o", &mut self.option.iter());
         Launcher::bare(&command, options)
-            .map_err(|reason| Failure::new(Exit::Usage, format!("the command of {source} {reason}")))
+            .map_err(|reason| Exit::Usage.with(format!("the command of {source} {reason}")))
     }
 
     /// Returns a launcher that is not called in the way ssh is.
     fn other_launcher(&self, launcher: &OsStr) -> Result<Launcher, Failure> {
-        let usage = |reason: String| Failure::new(Exit::Usage, reason);
+        let usage = |reason: String| Exit::Usage.with(reason);
         if self.port.is_some() || self.has_words_for_ssh() {
             let line = "-P, -i, -J, -F and -o are for ssh, which --launcher replaces; leave them out, or add them to \
                 its command";
@@ -311,7 +312,7 @@ pub fn main(words: Vec<OsString>) -> ExitCode {
         let of_file = wrong::of_file(&words);
         let done = habits::translate(words.into_iter().skip(1), &command, exists);
         let mut done = done.map_err(|reason| {
-            Failure::new(Exit::Usage, of_file.iter().fold(reason, |reason, advice| format!("{reason}; {advice}")))
+            Exit::Usage.with(of_file.iter().fold(reason, |reason, advice| format!("{reason}; {advice}")))
         })?;
         let marker = done.is_read_without_sync.then(|| OsString::from("--read-without-sync"));
         let words = std::iter::once(OsString::from("rdcp")).chain(marker).chain(std::mem::take(&mut done.words));
@@ -405,7 +406,7 @@ fn check_rules(rules: &[Rule]) -> Result<(), Failure> {
     Patterns::new(rules).map_err(|(rule, reason)| {
         let option = if rule.is_include { "--include" } else { "--exclude" };
         let pattern = escaped(OsStr::from_bytes(&rule.pattern));
-        Failure::new(Exit::Usage, format!("{option} '{pattern}': the pattern {reason}"))
+        Exit::Usage.with(format!("{option} '{pattern}': the pattern {reason}"))
     })?;
     let bytes: usize = rules.iter().map(|rule| rule.pattern.len() + RULE_OVERHEAD_BYTES).sum();
     if bytes > RULES_BYTES_MAX {
@@ -414,7 +415,7 @@ fn check_rules(rules: &[Rule]) -> Result<(), Failure> {
             "the patterns of --exclude, --include and their files take {bytes} KiB (limit: {limit} KiB); use fewer, \
             with more wildcards"
         );
-        return Err(Failure::new(Exit::Usage, line));
+        return Err(Exit::Usage.with(line));
     }
     Ok(())
 }
@@ -456,15 +457,15 @@ fn manifests(arguments: &CopyArguments) -> Result<Vec<Target>, Failure> {
         let Some(file) = file else { continue };
         let Ok(Spec::Here(path)) = Spec::parse(file) else {
             let line = format!("{option} {}: must be a file on this host", escaped(file));
-            return Err(Failure::new(Exit::Usage, line));
+            return Err(Exit::Usage.with(line));
         };
         let target = Target::new(path.into(), form);
         if targets.iter().any(|other| other.is_same(&target)) {
-            return Err(Failure::new(Exit::Usage, "--manifest and --manifest-b3sum name the same file; name two"));
+            return Err(Exit::Usage.with("--manifest and --manifest-b3sum name the same file; name two"));
         }
         target.check().map_err(|fact| {
             let reason = String::from_utf8_lossy(&fact.detail);
-            Failure::new(Exit::Usage, format!("cannot write the manifest {}: {reason}", escaped(file)))
+            Exit::Usage.with(format!("cannot write the manifest {}: {reason}", escaped(file)))
         })?;
         targets.push(target);
     }
@@ -473,7 +474,7 @@ fn manifests(arguments: &CopyArguments) -> Result<Vec<Target>, Failure> {
 
 /// Returns the paths to copy from the only source, with --files-from or -R.
 fn select(arguments: &mut CopyArguments, sources: &mut Vec<Spec>, is_relative: bool) -> Result<Option<Only>, Failure> {
-    let usage = |reason: String| Failure::new(Exit::Usage, reason);
+    let usage = |reason: String| Exit::Usage.with(reason);
     let recursive = arguments.tree.recursive;
     let only = match &arguments.files_from {
         None if is_relative => {
@@ -492,7 +493,9 @@ fn select(arguments: &mut CopyArguments, sources: &mut Vec<Spec>, is_relative: b
         }
     };
     arguments.tree.recursive = true;
-    arguments.tree.keeps_root = !only.is_root();
+    // As with rsync, SRC itself is a directory on the way to a path that begins so.
+    let leads_through_root = !arguments.tree.no_implied_dirs && only.paths.iter().any(|path| path.starts_with(b"./"));
+    arguments.tree.keeps_root = !(only.is_root() || leads_through_root);
     Ok(Some(only))
 }
 
@@ -502,7 +505,7 @@ fn check_lists(only: &Only, source: &Spec, destination: &Spec, one_file_system: 
         return Ok(());
     };
     let around = listed_around(Path::new(source), &only.paths, Path::new(destination), one_file_system);
-    around.map_or(Ok(()), |reason| Err(Failure::new(Exit::Usage, reason)))
+    around.map_or(Ok(()), |reason| Err(Exit::Usage.with(reason)))
 }
 
 /// Returns a source or destination with its host, for the page of `--report`.
@@ -516,11 +519,12 @@ fn place(spec: &Spec) -> (String, String) {
 
 /// `typed`: the command line, including what the arguments leave out. `of_file`: what to type for a file in it.
 fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String>) -> Result<(), Failure> {
-    let usage = |message: &str| Failure::new(Exit::Usage, message);
+    let usage = |message: &str| Exit::Usage.with(message);
+    let lacks = if arguments.target_directory.is_some() { "SRC is required" } else { "SRC and DST are required" };
     let missing = || match (&typed.key, &of_file) {
-        (_, Some(advice)) => usage(&format!("SRC and DST are required; {advice}")),
-        (Some(key), None) => usage(&format!("SRC and DST are required besides -i {}: {NO_KEY}", escaped(key))),
-        (None, None) => super::usage(&CopyArguments::command(), "SRC and DST are required"),
+        (_, Some(advice)) => usage(&format!("{lacks}; {advice}")),
+        (Some(key), None) => usage(&format!("{lacks} besides -i {}: {NO_KEY}", escaped(key))),
+        (None, None) => super::usage(&CopyArguments::command(), &format!("{lacks}{}", typed.besides)),
     };
     arguments.report = arguments.report.begun("rdcp");
     if let Some(medium) = arguments.check {
@@ -529,7 +533,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
     if let Some(job) = &arguments.targets.join {
         return join::join(job, &arguments.paths, &arguments.report);
     }
-    let parse = |text: &OsString| Spec::parse(text).map_err(|reason| Failure::new(Exit::Usage, reason));
+    let parse = |text: &OsString| Spec::parse(text).map_err(|reason| Exit::Usage.with(reason));
     let mut sources: Vec<Spec> = arguments.paths.iter().map(parse).collect::<Result<_, _>>()?;
     let destination = match &arguments.target_directory {
         Some(directory) => parse(directory)?,
@@ -654,10 +658,10 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
     };
     // Only a regular file's contents could be copied, or deleted with the rest of DST: a FIFO or terminal may be there.
     let is_other = |path: &Path| path.as_os_str() == "-" || path.metadata().is_ok_and(|found| !found.is_file());
-    let json = report.json.as_ref().filter(|path| !is_other(path));
-    let log = super::log::file();
-    let reports = report.page.iter().chain(&report.trace).chain(json);
+    let files = || report.json.iter().chain(&report.page).chain(&report.trace);
+    let reports = files().filter(|path| !is_other(path));
     let reports = reports.map(|path| path.canonicalize().unwrap_or_else(|_| path.clone())).collect();
+    let log = super::log::file();
     if destination == Spec::Standard {
         standard::guard_terminal(true);
     }
@@ -777,9 +781,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
         .into_iter()
         .flatten()
         .map(PathBuf::from)
-        .chain(arguments.report.json.clone())
-        .chain(arguments.report.page.clone())
-        .chain(arguments.report.trace.clone())
+        .chain(files().cloned())
         .chain(log.cloned())
         .collect();
     let waiting = || {

@@ -134,7 +134,7 @@ impl Arguments for PipeArguments {
 }
 
 fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
-    let usage = |message: String| Failure::new(Exit::Usage, message);
+    let usage = |message: String| Exit::Usage.with(message);
     arguments.report = arguments.report.begun("rdpipe");
     if arguments.stages.is_empty() {
         return Err(super::usage(&PipeArguments::command(), "COMMAND is required"));

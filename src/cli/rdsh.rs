@@ -12,13 +12,13 @@ use rustix::fs::{SeekFrom, seek, tell};
 use super::Arguments;
 use super::options::CommonOptions;
 use super::rdcp::launcher_of_environment;
-use super::words::check_rails;
+use super::words::{check_rails, split_login};
 use crate::control::frames::COMMAND_BYTES_MAX;
 use crate::control::launch::{AGENT, Launcher};
 use crate::fault::{Exit, Failure, errno_of, escaped, os};
 use crate::fs::{source, standard};
 use crate::job::Setup;
-use crate::job::launching::{AgentChoice, Otherwise};
+use crate::job::launching::{AgentChoice, Otherwise, dismiss_helpers};
 use crate::job::shell::{self, Call, LOGIN_SHELL_BYTES, Ran};
 use crate::options::TransferOptions;
 
@@ -105,7 +105,7 @@ fn without_uri(host: &OsStr) -> OsString {
     let at = authority.iter().rposition(|byte| *byte == b':');
     let is_port = |rest: &[u8]| !rest.is_empty() && rest.iter().all(u8::is_ascii_digit);
     let named = at.filter(|&at| is_port(&authority[at + 1..])).map_or(authority, |at| &authority[..at]);
-    let (user, name) = named.split_at(named.iter().rposition(|byte| *byte == b'@').map_or(0, |at| at + 1));
+    let (user, name) = split_login(named);
     let address = name.strip_prefix(b"[").and_then(|rest| rest.strip_suffix(b"]")).filter(|rest| rest.contains(&b':'));
     OsString::from_vec([user, address.unwrap_or(name)].concat())
 }
@@ -122,14 +122,14 @@ fn call(arguments: ShellArguments) -> Result<(), Failure> {
     check_rails(&arguments.transfer.rails, true)?;
     let rsh = arguments.rsh();
     let launcher = Launcher::new(&rsh, arguments.ssh.for_launcher())
-        .map_err(|reason| Failure::new(Exit::Usage, format!("the command of --rsh {reason}")))?;
+        .map_err(|reason| Exit::Usage.with(format!("the command of --rsh {reason}")))?;
     // Further words of the command may contain a password.
     let program = escaped(launcher.program());
     if launcher.name() == "rdsh" {
-        return Err(Failure::new(Exit::Usage, "rdsh would start itself; name an ssh with --rsh"));
+        return Err(Exit::Usage.with("rdsh would start itself; name an ssh with --rsh"));
     }
     if let Some(reason) = arguments.host.as_deref().and_then(unusable) {
-        return Err(Failure::new(Exit::Usage, reason));
+        return Err(Exit::Usage.with(reason));
     }
     let command = arguments.command.join(OsStr::new(" ")).into_vec();
     let is_verbose = arguments.ssh.is_verbose();
@@ -169,8 +169,7 @@ fn call(arguments: ShellArguments) -> Result<(), Failure> {
 /// Returns why a word cannot be the host.
 fn unusable(host: &OsStr) -> Option<String> {
     let without_uri = without_uri(host);
-    let login = without_uri.as_bytes();
-    let name = &login[login.iter().rposition(|byte| *byte == b'@').map_or(0, |at| at + 1)..];
+    let (_, name) = split_login(without_uri.as_bytes());
     // Without a name, the command would run on this host. Most likely a variable of a script is not set.
     if name.is_empty() {
         return Some("HOST is empty".to_owned());
@@ -226,8 +225,9 @@ impl ShellArguments {
             ssh.stdin(input);
         }
         super::log::finish();
+        dismiss_helpers();
         let errno = os(errno_of(&ssh.exec()));
-        Failure::new(Exit::Connect, format!("cannot run {}: {errno}; see --rsh", escaped(OsStr::new(&words[0]))))
+        Exit::Connect.with(format!("cannot run {}: {errno}; see --rsh", escaped(OsStr::new(&words[0]))))
     }
 }
 

@@ -108,7 +108,7 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
         let may_be_file = key.is_none() && word.starts_with(begins_name);
         let key = if arguments.key.is_elsewhere() { "" } else { "- " };
         let advice = if may_be_file { format!("; into a file: rdrecv 0 {key}{file}") } else { String::new() };
-        Failure::new(Exit::Usage, message + &advice)
+        Exit::Usage.with(message + &advice)
     })?;
     check_file(file.as_ref())?;
     // The file behind such a name may have been written to by others, and is not to be replaced.
@@ -127,7 +127,7 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
             matches!(&ended.summary.outcome, Outcome::Aborted(Cause::Sink(fact)) if fact.detail == NO_TEXT.as_bytes());
         let mut ended = Ended::from(ended);
         if is_binary {
-            ended.failure = Some(Failure::new(Exit::Usage, BINARY));
+            ended.failure = Some(Exit::Usage.with(BINARY));
         }
         Ok(ended)
     })
@@ -185,7 +185,7 @@ fn transfer(
             if let Some(failure) = failed {
                 let cause = failure.message.unwrap_or_default();
                 let message = format!("no sender could be served on port {port} within {seconds} s: {cause}");
-                return Err(Failure::new(Exit::Connect, message));
+                return Err(Exit::Connect.with(message));
             }
             let message = match strangers {
                 0 => format!("no sender connected to port {port} within {seconds} s; see --wait"),
@@ -197,7 +197,7 @@ fn transfer(
                     )
                 }
             };
-            return Err(Failure::new(Exit::Connect, message));
+            return Err(Exit::Connect.with(message));
         };
         let session = Session {
             role: Role::Receiver,
@@ -259,9 +259,8 @@ fn unwritable(fact: &IoFact) -> Failure {
 /// while the first messages of a sender are awaited.
 fn take_signals(post: &Sender<Event>) -> Result<Forwarding, Failure> {
     let post = post.clone();
-    signals::forward(false, move |signal| post.send(Event::Signal(signal)).is_ok()).map_err(|error| {
-        Failure::new(Exit::Connect, format!("cannot handle signals: {}", printable(&error.to_string())))
-    })
+    signals::forward(false, move |signal| post.send(Event::Signal(signal)).is_ok())
+        .map_err(|error| Exit::Connect.with(format!("cannot handle signals: {}", printable(&error.to_string()))))
 }
 
 /// Waits for a sender. `None` if no sender has come by the deadline. Ends if the data would go to standard output, and
@@ -296,7 +295,7 @@ fn next_sender(
             Some(Event::Incoming(Incoming::TooManyGuesses)) => return Err(too_many_guesses()),
             Some(Event::Incoming(Incoming::NoDescriptor)) => {
                 let message = format!("cannot accept a connection: {}; raise the limit (ulimit -n)", os(Errno::MFILE));
-                return Err(Failure::new(Exit::Connect, message));
+                return Err(Exit::Connect.with(message));
             }
             Some(Event::Incoming(Incoming::Stranger(address))) => {
                 *strangers += 1;

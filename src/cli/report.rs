@@ -229,6 +229,17 @@ impl job::Observer for Console<'_> {
             None => super::complain(self.name, line),
         }
     }
+
+    fn show_hosts(&mut self, hosts: &[HostShown], made: u64, is_all: bool, elapsed: Duration) {
+        let shown = HostsShown { hosts, made, is_all, elapsed };
+        self.hosts.tell(self.reporter, &shown);
+        let new = || Terminal::new(self.name, self.reporter.options, self.may_draw);
+        self.terminal.get_or_insert_with(new).area.show(|columns| vec![self.hosts.line(&shown, columns)]);
+    }
+
+    fn finish(&mut self) {
+        self.terminal = None;
+    }
 }
 
 impl job::copy::Observer for Console<'_> {
@@ -262,23 +273,12 @@ impl job::copy::Observer for Console<'_> {
         }
     }
 
-    fn show_hosts(&mut self, hosts: &[HostShown], made: u64, is_all: bool, elapsed: Duration) {
-        let shown = HostsShown { hosts, made, is_all, elapsed };
-        self.hosts.tell(self.reporter, &shown);
-        let new = || Terminal::new(self.name, self.reporter.options, self.may_draw);
-        self.terminal.get_or_insert_with(new).area.show(|columns| vec![self.hosts.line(&shown, columns)]);
-    }
-
     fn is_watched(&self) -> bool {
         match &self.terminal {
             Some(terminal) => terminal.area.is_watched(),
             // Nothing is shown yet.
             None => ProgressArea::new(self.name, self.reporter.options, self.may_draw).is_watched(),
         }
-    }
-
-    fn finish(&mut self) {
-        self.terminal = None;
     }
 
     fn entry_printer(&self, is_push: bool) -> TakeEntries {
@@ -376,9 +376,7 @@ pub(crate) fn reported(
         Err(failure) => (None, Some(failure), None),
     };
     let last_line = copied.map(|copied| copied.line());
-    let told = reporter.finish(figures.as_ref(), failure.as_ref(), copied.as_ref(), last_line.as_deref());
-    // A failure of the transfer matters more than a failure to report it.
-    failure.map_or(told, Err)
+    reporter.finish(figures.as_ref(), failure, copied.as_ref(), last_line.as_deref())
 }
 
 impl From<session::Ended> for Ended {
@@ -421,7 +419,7 @@ impl<'a> Reporter<'a> {
         });
         if let Some(carried) = carried.filter(|_| is_on_output) {
             let advice = "write the report elsewhere, with --json=FILE or --json-fd FD";
-            return Err(Failure::new(Exit::Usage, format!("standard output carries {carried}; {advice}")));
+            return Err(Exit::Usage.with(format!("standard output carries {carried}; {advice}")));
         }
         outputs::check(options, moved)?;
         let page = options.page.as_ref().map(|path| Page::open(path)).transpose()?;
@@ -546,11 +544,11 @@ impl<'a> Reporter<'a> {
     ///
     /// # Errors
     ///
-    /// Exit code 6 if the report cannot be written.
+    /// The `failure` of the transfer, which matters most; exit code 6 if the report cannot be written.
     pub(crate) fn finish(
         self,
         figures: Option<&Figures>,
-        failure: Option<&Failure>,
+        failure: Option<Failure>,
         copied: Option<&Copied>,
         last_line: Option<&str>,
     ) -> Result<(), Failure> {
@@ -578,7 +576,9 @@ impl<'a> Reporter<'a> {
             }
             _ => {}
         }
-        self.end(json::End::Transfer(Box::new(json::Transfer::new(figures, failure))), begun, copied)
+        let transfer = Box::new(json::Transfer::new(figures, failure.as_ref()));
+        let told = self.end(json::End::Transfer(transfer), begun, copied);
+        failure.map_or(told, Err)
     }
 }
 
@@ -630,7 +630,7 @@ fn limiter_line(figures: &Figures) -> Option<String> {
 fn prepared(option: &str, what: &str, path: &Path) -> Result<Prepared, Failure> {
     if path.as_os_str() == "-" {
         let name = option.split(' ').next().unwrap_or_default();
-        return Err(Failure::new(Exit::Usage, format!("{name} needs a file name: {option}")));
+        return Err(Exit::Usage.with(format!("{name} needs a file name: {option}")));
     }
     let name = escaped(path.as_os_str());
     Prepared::open(path).map_err(|error| unreportable(Exit::Usage, what, &name, &error))
@@ -643,5 +643,5 @@ fn published(file: &Prepared, what: &str, text: &[u8]) -> Result<(), Failure> {
 }
 
 fn unreportable(exit: Exit, what: &str, name: &str, error: &std::io::Error) -> Failure {
-    Failure::new(exit, format!("cannot write the {what} to {name}: {}", printable(&error.to_string())))
+    exit.with(format!("cannot write the {what} to {name}: {}", printable(&error.to_string())))
 }

@@ -140,19 +140,19 @@ fn send(mut arguments: SendArguments) -> Result<(), Failure> {
              starts both ends: rdpipe '{0}:> FILE' <FILE",
             escaped(host)
         );
-        return Err(Failure::new(Exit::Usage, line));
+        return Err(Exit::Usage.with(line));
     }
     if host.as_bytes().contains(&b'@') {
         let line = format!("{}: HOST takes no USER@, because rdsend does not log in", escaped(host));
-        return Err(Failure::new(Exit::Usage, line));
+        return Err(Exit::Usage.with(line));
     }
     let may_be_key = !arguments.key.is_elsewhere() && may_be_key(&port, key.as_ref());
-    let port = parse_port_or_hide(&port, may_be_key).map_err(|message| Failure::new(Exit::Usage, message))?;
+    let port = parse_port_or_hide(&port, may_be_key).map_err(|message| Exit::Usage.with(message))?;
     if port == 0 {
-        return Err(Failure::new(Exit::Usage, "PORT 0 is only for rdrecv; give the port that rdrecv prints"));
+        return Err(Exit::Usage.with("PORT 0 is only for rdrecv; give the port that rdrecv prints"));
     }
     if host.is_empty() {
-        return Err(Failure::new(Exit::Usage, "HOST is empty"));
+        return Err(Exit::Usage.with("HOST is empty"));
     }
     check_file(file.as_ref())?;
     let source = file.as_ref().filter(|path| *path != "-");
@@ -227,13 +227,13 @@ fn transfer(
     let mut ended = Ended::from(ended);
     // Nothing was closed at this end, so without a message the user would not know why the transfer ended.
     if is_closed {
-        ended.failure = Some(Failure::new(Exit::SinkClosed, format!("{peer}: the reader of its output closed it")));
+        ended.failure = Some(Exit::SinkClosed.with(format!("{peer}: the reader of its output closed it")));
     }
     Ok(ended)
 }
 
 fn no_descriptors() -> Failure {
-    Failure::new(Exit::Source, "out of file descriptors; raise the limit (ulimit -n)")
+    Exit::Source.with("out of file descriptors; raise the limit (ulimit -n)")
 }
 
 /// Checks, before the other end is reached, that this end can provide what was asked for.
@@ -268,7 +268,7 @@ pub(crate) fn reach(
     let bare = host_name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(&host_name);
     let peer_name = if bare.contains(':') { format!("[{bare}]:{port}") } else { format!("{bare}:{port}") };
     let addresses = engine::reach::resolve(bare, port, patience.max(ATTEMPT_MIN)).map_err(|reason| {
-        Failure::new(Exit::Connect, format!("unknown host {bare}: {reason}; check the name, or give an address"))
+        Exit::Connect.with(format!("unknown host {bare}: {reason}; check the name, or give an address"))
     })?;
     let mut last_reason: Option<LinkError> = None;
     loop {

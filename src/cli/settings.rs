@@ -11,7 +11,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
 use clap::builder::ArgAction;
@@ -19,6 +19,7 @@ use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command};
 
+use super::words::split_login;
 use super::{Arguments, definitions, wrong};
 use crate::fault::{Exit, Failure, escaped};
 use crate::fs::accounts::own_home;
@@ -203,7 +204,7 @@ impl Settings {
         };
         // This comes before files are read, because reading a file may take long.
         T::conceal(&given);
-        let usage = |line: String| Failure::new(Exit::Usage, line);
+        let usage = |line: String| Exit::Usage.with(line);
         let mut entries = Vec::new();
         for path in &sources.files {
             let is_of_home = !sources.are_named && *path != PathBuf::from(SYSTEM).join(BELOW);
@@ -218,7 +219,8 @@ impl Settings {
             entries.extend(read.into_iter().flatten().map(|entry| (path.clone(), entry)));
         }
         let mut known = if entries.is_empty() { Vec::new() } else { definitions().into() };
-        let named: Vec<OsString> = T::hosts(&given).iter().map(|host| without_user(host).to_owned()).collect();
+        let name = |host: &OsString| OsString::from_vec(split_login(host.as_bytes()).1.to_vec());
+        let named: Vec<OsString> = T::hosts(&given).iter().map(name).collect();
         let mut weaker = environment(command, sources.variable);
         let sections = entries.chunk_by(|(path, one), (other, next)| path == other && one.hosts == next.hosts);
         for (section, entries) in sections.enumerate() {
@@ -492,12 +494,6 @@ fn fits(pattern: &[u8], host: &[u8]) -> bool {
     // Addresses have lost their brackets, which mean a list in a section's name. Equality covers names that mean
     // something else as a pattern, such as one that ends in a slash.
     pattern.eq_ignore_ascii_case(host) || Patterns::new(&rules).is_ok_and(leaves_out)
-}
-
-/// Returns a host without its `USER@`.
-fn without_user(host: &OsStr) -> &OsStr {
-    let bytes = host.as_bytes();
-    OsStr::from_bytes(bytes.iter().rposition(|&byte| byte == b'@').map_or(bytes, |at| &bytes[at + 1..]))
 }
 
 #[cfg(test)]

@@ -169,6 +169,7 @@ const USUAL: &[(&str, &[Example], &[Usual])] = &[
 pub(super) fn shortened(command: Command) -> Command {
     let name = command.get_name().to_owned();
     let Some((_, examples, usual)) = USUAL.iter().find(|(known, ..)| *known == name) else { return command };
+    let columns = console::Term::stdout().size_checked().map_or(COLUMNS_MAX, |(_, columns)| columns.into());
     let template = "{about-with-newline}\n{usage-heading} {usage}\n\n{before-help}{all-args}{after-help}";
     command
         .mut_args(|option| match usual.iter().find(|(id, _)| option.get_id() == id) {
@@ -180,18 +181,37 @@ pub(super) fn shortened(command: Command) -> Command {
             None => option.hide_short_help(true),
         })
         .help_template(template)
-        .before_help(shown(examples))
+        .before_help(shown(examples, columns))
         .after_help(format!("All options: {name} --help; man {name}"))
 }
 
-/// Formats examples, one per line.
-fn shown(examples: &[Example]) -> String {
+/// Formats examples, one per line. If the terminal has few columns, meanings that do not fit have their own lines.
+fn shown(examples: &[Example], columns: usize) -> String {
     let line = |(line, meaning): &Example| {
         let with = format!("  {line}  # {}", meaning.trim_end_matches('.'));
-        if with.chars().count() <= COLUMNS_MAX { with } else { format!("  {line}") }
+        match with.chars().count() {
+            count if count <= columns.min(COLUMNS_MAX) => with,
+            _ if columns < COLUMNS_MAX => format!("{}\n      {meaning}", broken(line, columns)),
+            _ => format!("  {line}"),
+        }
     };
     let lines: Vec<String> = examples.iter().take(EXAMPLES_MAX).map(line).collect();
     format!("Examples:\n{}", lines.join("\n"))
+}
+
+/// Breaks a command line that is longer than the terminal, as a shell continues one. A quoted word may not be broken.
+fn broken(line: &str, columns: usize) -> String {
+    let (mut text, mut used) = (" ".to_owned(), 1);
+    for word in line.split(' ') {
+        let count = word.chars().count();
+        if used > 5 && used + count + 3 > columns && !line.contains('\'') {
+            text += " \\\n     ";
+            used = 5;
+        }
+        text = text + " " + word;
+        used += 1 + count;
+    }
+    text
 }
 
 #[cfg(test)]
@@ -216,5 +236,18 @@ mod tests {
             assert_eq!(options, usual.len() + 1 + usize::from(name != "rdsh"), "with --help and --version:\n{text}");
             assert!(text.contains("\nExamples:\n") && text.ends_with(&format!("man {name}\n")), "{text}");
         }
+    }
+
+    /// A wrapped meaning would look like a further example.
+    #[test]
+    fn meanings_have_their_own_lines_on_a_narrow_terminal() {
+        let examples = [("rdcp -r data/ backup:/srv/", "A tree, to another host."), ("rdcp a b", "A file.")];
+        let narrow = "Examples:\n  rdcp -r data/ backup:/srv/\n      A tree, to another host.\n  rdcp a b  # A file";
+        assert_eq!(shown(&examples, 40), narrow);
+        let wide = "Examples:\n  rdcp -r data/ backup:/srv/  # A tree, to another host\n  rdcp a b  # A file";
+        assert_eq!(shown(&examples, 80), wide);
+        let long = [("rdcp gpu1:/data/weights.bin gpu2:/data/", "Between two hosts.")];
+        let broken = "  rdcp gpu1:/data/weights.bin \\\n      gpu2:/data/\n      Between two hosts.";
+        assert_eq!(shown(&long, 40), format!("Examples:\n{broken}"));
     }
 }

@@ -77,7 +77,7 @@ pub(super) fn run(
             touched = None;
             let pause = Duration::from_secs(PAUSES[lost.min(PAUSES.len() - 1)]);
             lost += 1;
-            let is_new = said != message;
+            let is_new = said.as_deref().map(cause_of) != message.as_deref().map(cause_of);
             if is_new {
                 tell(message.as_deref());
                 said = message;
@@ -103,6 +103,12 @@ pub(super) fn run(
             }
         }
     }
+}
+
+/// Returns what a line says besides how much is kept, which differs with each attempt.
+fn cause_of(line: &str) -> &str {
+    let is_of_rest = |&(at, _): &(usize, &str)| line[at..].contains(" kept in ");
+    line.rmatch_indices("; ").find(is_of_rest).map_or(line, |(at, _)| &line[..at])
 }
 
 /// Whether the pause before this attempt is told, although the failure was reported before: only until all further
@@ -180,7 +186,7 @@ fn entries_of(directories: BTreeSet<Vec<u8>>) -> Only {
 
 /// Refuses sources that cannot be watched, and written files that lie in a source.
 fn check(sources: &[Spec], written: &[PathBuf]) -> Result<(), Failure> {
-    let usage = |line: String| Err(Failure::new(Exit::Usage, line));
+    let usage = |line: String| Err(Exit::Usage.with(line));
     if sources.contains(&Spec::Standard) {
         return usage("--watch: SRC cannot be standard input, which does not change".to_owned());
     }
@@ -206,18 +212,18 @@ mod tests {
 
     #[test]
     fn only_a_source_that_has_gone_may_come_back() {
-        let failure = || Failure::new(Exit::Source, "it");
+        let failure = || Exit::Source.with("it");
         let with = |error: Errno| failure().about("h".as_ref(), b"from", error.raw_os_error());
-        assert!(is_loss(&with(Errno::NOENT)) && is_loss(&Failure::new(Exit::LinkLost, "it")));
+        assert!(is_loss(&with(Errno::NOENT)) && is_loss(&Exit::LinkLost.with("it")));
         assert!(!is_loss(&failure()) && !is_loss(&with(Errno::NOSPC)) && !is_loss(&with(Errno::ACCESS)));
     }
 
     #[test]
     fn room_for_a_watch_may_come_back() {
-        let with = |exit, error: Errno| Failure::new(exit, "it").about("h".as_ref(), b"", error.raw_os_error());
+        let with = |exit: Exit, error: Errno| exit.with("it").about("h".as_ref(), b"", error.raw_os_error());
         assert!([Errno::NOSPC, Errno::MFILE].into_iter().all(|error| is_shortage(&with(Exit::Source, error))));
         assert!(!is_shortage(&with(Exit::Source, Errno::ACCESS)) && !is_shortage(&with(Exit::Usage, Errno::NOSPC)));
-        assert!(!is_shortage(&Failure::new(Exit::Source, "it")));
+        assert!(!is_shortage(&Exit::Source.with("it")));
         // Waiting for longer cures no shortage, and would hide it.
         let (short, mut since) = (with(Exit::Source, Errno::NOSPC), None);
         assert!(is_short_for_now(&short, &mut since) && since.is_some());
@@ -225,6 +231,15 @@ mod tests {
         assert!(
             !is_short_for_now(&short, &mut since) && !is_short_for_now(&with(Exit::Source, Errno::ACCESS), &mut None)
         );
+    }
+
+    #[test]
+    fn how_much_is_kept_is_no_other_cause() {
+        let line = |kept: &str| format!("cannot write h:to: No space left on device; {kept}");
+        let cause = line("43 MiB kept in h:.1.rd-part, make room and run again to resume");
+        assert_eq!(cause_of(&cause), "cannot write h:to: No space left on device");
+        assert_eq!(cause_of(&cause), cause_of(&line("nothing usable kept in h:.1.rd-part, run again, or remove it")));
+        assert_eq!(cause_of("lost h; see it"), "lost h; see it");
     }
 
     #[test]
@@ -242,7 +257,7 @@ mod tests {
 
     #[test]
     fn only_room_may_come_back_at_the_destination() {
-        let failure = || Failure::new(Exit::Destination, "it");
+        let failure = || Exit::Destination.with("it");
         let with = |error: Errno| failure().about("h".as_ref(), b"to", error.raw_os_error());
         assert!(is_loss(&with(Errno::NOSPC)) && is_loss(&with(Errno::DQUOT)));
         assert!(!is_loss(&failure()) && !is_loss(&with(Errno::NOENT)) && !is_loss(&with(Errno::ROFS)));

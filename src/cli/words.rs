@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use rd_proto::handshake::HandshakeError;
 
+use crate::agent::end::no_port;
 use crate::agent::words::{not_agreed, refused};
 use crate::engine::link::LinkError;
 use crate::engine::listen::GUESSES_MAX;
@@ -22,44 +23,39 @@ use crate::transport::rdma::ConnectError;
 pub(crate) fn unshown(failure: Failure) -> Failure {
     let line = "not writing binary data to a terminal: redirect standard output; to write it anyway, append `| cat`";
     let is_it = failure.message.as_ref().is_some_and(|message| message.contains(NO_TEXT));
-    if is_it { Failure::new(Exit::Usage, line) } else { failure }
+    if is_it { Exit::Usage.with(line) } else { failure }
+}
+
+/// Splits a host into `USER@` and the rest.
+pub(super) fn split_login(host: &[u8]) -> (&[u8], &[u8]) {
+    host.split_at(host.iter().rposition(|&byte| byte == b'@').map_or(0, |at| at + 1))
 }
 
 /// Returns the failure for a link to `peer` that could not be made. `program` is what should run there.
 pub(crate) fn unreached(error: &LinkError, peer: &str, program: &str) -> Failure {
     match error {
-        LinkError::Handshake(HandshakeError::WrongKey) => Failure::new(
-            Exit::Authentication,
-            format!("{peer} has a different KEY, or its answer was damaged in transit; give both ends the same KEY"),
-        ),
-        LinkError::Handshake(HandshakeError::VersionMismatch { ours, theirs }) => Failure::new(
-            Exit::Protocol,
-            format!(
-                "{peer} speaks protocol version {theirs}, this program {ours}; install the same release at both ends, \
+        LinkError::Handshake(HandshakeError::WrongKey) => Exit::Authentication.with(format!(
+            "{peer} has a different KEY, or its answer was damaged in transit; give both ends the same KEY"
+        )),
+        LinkError::Handshake(HandshakeError::VersionMismatch { ours, theirs }) => Exit::Protocol.with(format!(
+            "{peer} speaks protocol version {theirs}, this program {ours}; install the same release at both ends, \
                  and restart {program} if it was started before"
-            ),
-        ),
+        )),
         LinkError::Handshake(_) | LinkError::Frame(_) | LinkError::Control(_) | LinkError::Unexpected => {
-            Failure::new(Exit::Protocol, format!("{peer} does not speak rdma-pipe's protocol; check HOST and PORT"))
+            Exit::Protocol.with(format!("{peer} does not speak rdma-pipe's protocol; check HOST and PORT"))
         }
         LinkError::Refused(refusal) => refused(*refusal, peer),
-        LinkError::Os { error, .. } => Failure::new(
-            Exit::Connect,
-            format!("cannot reach {peer}: {}; check that {program} runs there and that the port is open", os(*error)),
-        ),
-        LinkError::TimedOut => Failure::new(
-            Exit::Connect,
-            format!("cannot reach {peer}: no answer; check the address and that the port is open"),
-        ),
-        LinkError::Closed => Failure::new(
-            Exit::Connect,
-            format!(
-                "{peer} closed the connection before it was established; it may be overloaded or have exited; try again"
-            ),
-        ),
-        LinkError::Transport(reason) => {
-            Failure::new(Exit::Connect, format!("cannot reach {peer}: {}", printable(reason)))
+        LinkError::Os { error, .. } => Exit::Connect.with(format!(
+            "cannot reach {peer}: {}; check that {program} runs there and that the port is open",
+            os(*error)
+        )),
+        LinkError::TimedOut => {
+            Exit::Connect.with(format!("cannot reach {peer}: no answer; check the address and that the port is open"))
         }
+        LinkError::Closed => Exit::Connect.with(format!(
+            "{peer} closed the connection before it was established; it may be overloaded or have exited; try again"
+        )),
+        LinkError::Transport(reason) => Exit::Connect.with(format!("cannot reach {peer}: {}", printable(reason))),
     }
 }
 
@@ -77,28 +73,23 @@ pub(crate) fn check_rails(rails: &RailChoice, of_either_end: bool) -> Result<(),
     }
     let has = if here.is_empty() { "none".to_owned() } else { here.join(", ") };
     let lacking = printable(&lacking.join(", "));
-    Err(Failure::new(
-        Exit::Usage,
-        format!("--rails: this host has no interface {lacking} that others can reach; it has {has}"),
-    ))
+    Err(Exit::Usage.with(format!("--rails: this host has no interface {lacking} that others can reach; it has {has}")))
 }
 
 /// Returns the failure for a port that cannot be listened on. If `port` is 0, any of `ports` was tried.
 pub(crate) fn not_listening(error: &std::io::Error, port: u16, ports: Option<&RangeInclusive<u16>>) -> Failure {
     let errno = os(errno_of(error));
     let line = match (port, ports) {
-        (0, Some(ports)) => {
-            format!("cannot listen on a port of --port-range {}-{}: {errno}", ports.start(), ports.end())
-        }
+        (0, Some(ports)) => no_port(ports, &errno),
         _ => format!("cannot listen on port {port}: {errno}; choose another PORT, or 0"),
     };
-    Failure::new(Exit::Connect, line)
+    Exit::Connect.with(line)
 }
 
 /// Returns the failure for a listener that others have tried to guess the key of.
 pub(crate) fn too_many_guesses() -> Failure {
     let line = format!("{GUESSES_MAX} connections with a wrong KEY; someone may be guessing it; use a generated one");
-    Failure::new(Exit::Authentication, line)
+    Exit::Authentication.with(line)
 }
 
 /// Quotes a text as a single word for a POSIX shell.
@@ -132,7 +123,7 @@ pub(crate) fn measured(error: &PerfError, peer: &str) -> Failure {
         PerfError::TooMany { what, most } => format!("at most {most} {what} can be measured at a time"),
         PerfError::Os { what, error } => format!("{what}: {}", os(*error)),
     };
-    Failure::new(error.exit(), line)
+    error.exit().with(line)
 }
 
 /// Returns words for a wait, as precisely as the end or ends in view can know it.
@@ -180,6 +171,16 @@ mod tests {
         let error = LinkError::Handshake(HandshakeError::VersionMismatch { ours, theirs });
         let line = unreached(&error, "h", "rdrecv").message.expect("a line");
         assert!(line.contains("restart rdrecv") && line.contains("same release"), "{line}");
+    }
+
+    #[test]
+    fn ports_in_use_are_named_as_they_were_typed() {
+        let error = std::io::Error::from_raw_os_error(libc::EADDRINUSE);
+        for (ports, typed) in [(7000..=7000, "7000"), (7000..=7001, "7000-7001")] {
+            let line = not_listening(&error, 0, Some(&ports)).message.expect("a line");
+            let why = "Address already in use (errno 98); choose other ports";
+            assert_eq!(line, format!("cannot listen on a port of --port-range {typed}: {why}"));
+        }
     }
 
     #[test]

@@ -102,6 +102,21 @@ pub(super) fn takes_next(command: &Command, word: &OsStr) -> bool {
     rest.find(has_value).is_some_and(|at| rest[at..].chars().count() == 1)
 }
 
+/// Names the last option of a command line that has taken a word as its value, with that word, if both were `typed` so;
+/// empty if there is none.
+pub(super) fn besides(command: &Command, words: &[OsString], typed: &[OsString]) -> String {
+    let (mut words, mut taken) = (words.iter(), String::new());
+    while let Some(word) = words.next() {
+        if takes_next(command, word)
+            && let Some(value) = words.next()
+            && typed.windows(2).any(|two| two[0] == *word && two[1] == *value)
+        {
+            taken = format!(" besides {} {}", escaped(word), escaped(value));
+        }
+    }
+    taken
+}
+
 /// Options of which the last must not silently replace the others, because hosts, networks or files would be left out.
 const ONCE: [&str; 16] = [
     "backup-dir",
@@ -228,14 +243,13 @@ pub(crate) fn reason(error: &Error) -> String {
         ErrorKind::InvalidValue | ErrorKind::ValueValidation if value.is_empty() && !name.is_empty() => {
             let wanted = text(ContextKind::ValidValue);
             match (split(name), wanted.is_empty()) {
-                ((name, _), false) => format!("{name} needs one of {}", wanted.join(", ")),
+                ((name, _), false) => format!("{name} needs {}", one_of(&wanted)),
                 ((name, Some(of)), true) => format!("{name} needs a value: {of}"),
                 ((name, None), true) => format!("{name} needs a value"),
             }
         }
         ErrorKind::InvalidValue => {
-            let wanted = text(ContextKind::ValidValue).join(", ");
-            format!("{} {value}: expected one of {wanted}", split(name).0)
+            format!("{} {value}: expected {}", split(name).0, one_of(&text(ContextKind::ValidValue)))
         }
         ErrorKind::ValueValidation if !name.is_empty() => {
             let reason = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
@@ -264,6 +278,7 @@ fn instead_of(error: &Error, option: &str) -> Option<&'static str> {
         _ if is_of("rdsend ") || is_of("rdrecv ") => of_nc(option),
         _ if is_of("rdperf ") => of_perftest(option),
         "-p" => Some("ssh's port is -P PORT"),
+        _ if is_of("rdpipe ") && !option.starts_with("--") => Some("quote COMMAND and its options: HOST:'COMMAND -x'"),
         _ => None,
     }
 }
@@ -307,6 +322,11 @@ fn texts(value: &ContextValue) -> Vec<String> {
         ContextValue::Strings(texts) => texts.clone(),
         _ => Vec::new(),
     }
+}
+
+/// Lists the values of which one is expected.
+fn one_of(values: &[String]) -> String {
+    format!("{}{}", if values.len() > 1 { "one of " } else { "" }, values.join(", "))
 }
 
 /// Splits `--via <ADDRESS>` or `--verify=<WHERE>` into the option's name and the name of its value.
@@ -377,6 +397,9 @@ mod tests {
             ("rdcp --help=foo", "--help takes no value; see --help"),
             ("rdsend a 1 k f g", "too many arguments: g; see --help"),
             ("rdcp a b --transport foo", "--transport foo: expected one of auto, rdma, prefer-rdma, tcp; see --help"),
+            ("rdcp --verify=cached a b", "--verify cached: expected disk; see --help"),
+            ("rdpipe h:ls -l", "unknown option -l; quote COMMAND and its options: HOST:'COMMAND -x'; see --help"),
+            ("rdpipe h:ls --block-size", "unknown option --block-size; see --help"),
             ("rdcp a b --transport", "--transport needs one of auto, rdma, prefer-rdma, tcp; see --help"),
             ("rdcp a b --exclude", "--exclude needs a value: PATTERN; see --help"),
             ("rdcp a b --lanes 99", "--lanes 99: give 1 to 16; see --help"),

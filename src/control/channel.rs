@@ -96,7 +96,7 @@ impl Outbox {
         let (sender, queue) = unbounded();
         let waiting_bytes = Arc::new(AtomicUsize::new(0));
         let waiting = Arc::clone(&waiting_bytes);
-        std::thread::Builder::new().name("messages".to_owned()).stack_size(128 << 10).spawn(move || {
+        crate::spawn("messages", 128 << 10, move || {
             let mut still_here = Vec::new();
             Message::StillHere.encode(&mut still_here).expect("short");
             // The reading half notices a broken stream, because its direction ends too.

@@ -1,5 +1,6 @@
 //! The addresses at which an end can be reached, and the order in which the other end tries them.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::ffi::OsStrExt;
 
@@ -62,11 +63,18 @@ pub fn own(port: u16, via: &[u8], first: Option<IpAddr>) -> Vec<Endpoint> {
     // The sort is stable; otherwise the addresses keep the system's order.
     all.sort_by_key(|known| (!names(via, known), Some(known.address) != first, is_inner(&known.interface)));
     let number = |known: &InterfaceAddress| all.iter().position(|other| other.interface == known.interface);
+    let mut rate = rates();
     let told = all.iter().map(|known| Endpoint {
         interface: number(known).and_then(|number| u8::try_from(number).ok()),
-        ..Endpoint::new(known.address, port, known.prefix_bits, rate_mbps(&known.interface), names(via, known))
+        ..Endpoint::new(known.address, port, known.prefix_bits, rate(&known.interface), names(via, known))
     });
     told.take(ENDPOINTS_MAX).collect()
+}
+
+/// Returns a function that tells the speed of an interface's link in Mb/s. The driver is asked once for each.
+fn rates() -> impl FnMut(&str) -> u32 {
+    let mut known = HashMap::new();
+    move |interface| *known.entry(interface.to_owned()).or_insert_with(|| rate_mbps(interface))
 }
 
 /// Returns the endpoints that are addresses of an interface, as rail addresses of their host.
@@ -120,7 +128,7 @@ pub fn offered(mut told: Vec<Endpoint>, via: &[u8], is_one_kernel: bool) -> (Vec
 /// Why there is no endpoint to try.
 pub fn ranked(offered: &[Endpoint], via: &[u8]) -> Result<Vec<SocketAddr>, String> {
     let here = interface_addresses().unwrap_or_default();
-    let ranked = rank(offered, &here, via, rate_mbps);
+    let ranked = rank(offered, &here, via, rates());
     if ranked.is_empty() { Err(why_none(offered, &here, via)) } else { Ok(ranked) }
 }
 
@@ -210,7 +218,7 @@ fn rank(
     offered: &[Endpoint],
     here: &[InterfaceAddress],
     via: &[u8],
-    rate_mbps: impl Fn(&str) -> u32,
+    mut rate_mbps: impl FnMut(&str) -> u32,
 ) -> Vec<SocketAddr> {
     let mut found: Vec<(bool, u32, SocketAddr)> = Vec::new();
     for endpoint in offered.iter().take(ENDPOINTS_MAX) {

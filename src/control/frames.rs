@@ -12,6 +12,7 @@
 //! send it.
 
 use std::fmt;
+use std::sync::OnceLock;
 
 mod bounds;
 mod broadcast;
@@ -24,6 +25,7 @@ mod tree;
 pub use broadcast::{Broadcast, BroadcastProof, BroadcastRole, BroadcastState, SPOOL_BYTES_MAX};
 pub use log::{LOG_ABOUT_BYTES_MAX, LOG_TEXT_BYTES_MAX, LogLine};
 pub use measure::Storage;
+pub(crate) use report::end_of;
 pub use report::{FAULTS_MAX, Fault, Report};
 pub use stage::{
     Action, COMMAND_BYTES_MAX, Input, Output, SHELL_WORDS_MAX, STAGES_MAX, STDERR_BYTES_MAX, Stage, StageReport,
@@ -113,6 +115,8 @@ pub struct Hello {
 impl Hello {
     /// Describes this program on this host.
     pub fn ours() -> Self {
+        static KERNEL_ID: OnceLock<Vec<u8>> = OnceLock::new();
+        let kernel_id = || std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let uname = rustix::system::uname();
         let libc = if cfg!(target_env = "musl") { "musl" } else { "gnu" };
         Self {
@@ -122,7 +126,7 @@ impl Hello {
             system: uname.sysname().to_string_lossy().into_owned(),
             machine: uname.machine().to_string_lossy().into_owned(),
             libc: libc.to_owned(),
-            kernel_id: std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default(),
+            kernel_id: KERNEL_ID.get_or_init(kernel_id).clone(),
             host: uname.nodename().to_bytes().to_vec(),
         }
     }

@@ -219,7 +219,7 @@ impl JoinListener {
         let is_over = Arc::new(AtomicBool::new(false));
         let ends = Arc::clone(&is_over);
         let accept = move || serve(|| listener.accept().map(|(stream, _)| stream), &ends, take);
-        std::thread::Builder::new().name("join".to_owned()).stack_size(128 << 10).spawn(accept).map_err(failed)?;
+        crate::spawn("join", 128 << 10, accept).map_err(failed)?;
         Ok(Self { name, path, is_over })
     }
 

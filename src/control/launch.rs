@@ -19,14 +19,19 @@ use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::fault::{escaped, is_unprintable};
 use crate::standard_error;
 
 mod kinds;
+mod sockets;
 
-use kinds::{Kind, SRUN, SRUN_NOT_OURS, SRUN_TOTALS, template_words, words_of};
+use kinds::{Kind, SRUN, SRUN_NOT_OURS, TOTAL_VARIABLES, template_words, words_of};
+pub(super) use sockets::carries_others;
+use sockets::only_peer;
 
 /// Name of the program that runs on the other host unless another one is given.
 pub const AGENT: &str = "rdma-pipe-agent";
@@ -37,9 +42,6 @@ pub const HOLD_MAX: Duration = Duration::from_millis(700);
 
 /// How long a launcher may take to end after SIGTERM.
 const TERM_MAX: Duration = Duration::from_millis(200);
-
-/// Maximum number of bytes read from a table in `/proc/net`, which may be long on a busy host.
-const TABLE_BYTES_MAX: u64 = 4 << 20;
 
 /// Maximum number of bytes of standard error that are held back.
 const HELD_BYTES_MAX: usize = 16 << 10;
@@ -140,7 +142,7 @@ impl Launcher {
         // A step has what its job has of GPUs and other devices, unless the job has asked for a total that one node
         // lacks: then none.
         let is_of_total =
-            matches!(self.kind, Kind::Slurm) && SRUN_TOTALS.iter().any(|name| std::env::var_os(name).is_some());
+            matches!(self.kind, Kind::Slurm) && TOTAL_VARIABLES.iter().any(|name| std::env::var_os(name).is_some());
         command_line.args(is_of_total.then_some("--gres=none"));
         command_line.args(&words[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // srun never asks on the terminal. It need not be in the terminal's foreground, and an interrupt from the
@@ -226,60 +228,11 @@ pub struct Process {
     is_asked: bool,
 }
 
-/// Returns the peer's address from a line of `/proc/net/tcp`, if the line describes an established connection of one of
-/// these sockets. For the format, see proc_net_tcp in the kernel's documentation. Addresses are words in this host's
-/// byte order.
-fn connected(line: &str, sockets: &[String]) -> Option<IpAddr> {
-    const ESTABLISHED: &str = "01";
-    let fields: Vec<&str> = line.split_ascii_whitespace().collect();
-    let [_, _, other, ESTABLISHED, _, _, _, _, _, socket, ..] = fields[..] else { return None };
-    let (address, _) = other.split_once(':').filter(|_| sockets.iter().any(|own| own == socket))?;
-    let words = address.as_bytes().chunks(8).map(|word| u32::from_str_radix(std::str::from_utf8(word).ok()?, 16).ok());
-    let bytes: Vec<u8> = words.collect::<Option<Vec<u32>>>()?.into_iter().flat_map(u32::to_ne_bytes).collect();
-    let address = <[u8; 4]>::try_from(&bytes[..]).map(IpAddr::from);
-    address.or_else(|_| <[u8; 16]>::try_from(&bytes[..]).map(IpAddr::from)).ok().map(|address| address.to_canonical())
-}
-
-/// Reports whether a process carries sessions of other commands: it is an ssh whose connection they share because of
-/// `ControlMaster`. Such an ssh ends with the last of these sessions, and is not to be ended before.
-pub(super) fn carries_others(process: Pid) -> bool {
-    let sockets = sockets_of(process).unwrap_or_default();
-    // A table may be long.
-    sockets.len() > 1 && table_of(process, "unix").is_some_and(|table| has_joined(&table, &sockets))
-}
-
-/// Reports whether one of these sockets is a connection accepted at another one of them, according to
-/// `/proc/net/unix`. An accepted socket has the path of the one that listens.
-fn has_joined(table: &str, sockets: &[String]) -> bool {
-    const UNCONNECTED: &str = "01";
-    const CONNECTED: &str = "03";
-    let paths = |wanted: &'static str| {
-        table.lines().filter_map(move |line| {
-            let fields: Vec<&str> = line.split_ascii_whitespace().collect();
-            let [_, _, _, _, _, state, socket, ref path @ ..] = fields[..] else { return None };
-            let is_meant = state == wanted && !path.is_empty() && sockets.iter().any(|own| own == socket);
-            is_meant.then(|| path.to_vec())
-        })
-    };
-    let listening: Vec<_> = paths(UNCONNECTED).collect();
-    paths(CONNECTED).any(|path| listening.contains(&path))
-}
-
-/// Returns the numbers of a process's sockets.
-fn sockets_of(process: Pid) -> Option<Vec<String>> {
-    let descriptors = std::fs::read_dir(format!("/proc/{}/fd", process.as_raw_nonzero())).ok()?;
-    let links = descriptors
-        .filter_map(|descriptor| std::fs::read_link(descriptor.ok()?.path()).ok()?.into_os_string().into_string().ok());
-    Some(links.filter_map(|link| Some(link.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned())).collect())
-}
-
-/// Reads a table of sockets of the network that a process uses.
-fn table_of(process: Pid, table: &str) -> Option<String> {
-    let mut bytes = Vec::new();
-    let file = std::fs::File::open(format!("/proc/{}/net/{table}", process.as_raw_nonzero())).ok()?;
-    file.take(TABLE_BYTES_MAX).read_to_end(&mut bytes).ok()?;
-    // A path may have any bytes.
-    Some(String::from_utf8_lossy(&bytes).into_owned())
+/// Waits until a child has ended, for `limit` at most. Fails before Linux 5.3.
+fn await_end(child: &Child, limit: Duration) -> Result<(), Errno> {
+    let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
+    let limit = Timespec::try_from(limit).map_err(|_| Errno::INVAL)?;
+    poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)).map(drop)
 }
 
 impl Process {
@@ -291,25 +244,25 @@ impl Process {
     /// Returns the only address to which the process itself is connected by TCP. `None` if another process makes the
     /// connection, as with a jump host or a master connection, or if `/proc` does not show it.
     pub fn connected_to(&self) -> Option<IpAddr> {
-        let process = Pid::from_child(&self.child);
-        let own = sockets_of(process)?;
-        let tables = ["tcp", "tcp6"].map(|table| table_of(process, table).unwrap_or_default());
-        let mut found = tables.iter().flat_map(|table| table.lines()).filter_map(|line| connected(line, &own));
-        let first = found.next()?;
-        found.all(|other| other == first).then_some(first)
+        only_peer(Pid::from_child(&self.child))
     }
 
     /// Waits for the process to end, for `limit` at most. Returns its exit code, or 128 + n if signal n ended it.
     pub fn wait(&mut self, limit: Duration) -> Option<i32> {
         let deadline = Instant::now() + limit;
+        let mut is_awaited = false;
         loop {
             if let Ok(Some(status)) = self.child.try_wait() {
                 return status.code().or_else(|| status.signal().map(|signal| 128 + signal));
             }
-            if Instant::now() >= deadline {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
                 return None;
             }
-            std::thread::sleep(Duration::from_millis(2));
+            // Once only: while somebody traces a process that has ended, its status is not there yet.
+            if std::mem::replace(&mut is_awaited, true) || await_end(&self.child, left).is_err() {
+                std::thread::sleep(Duration::from_millis(2));
+            }
         }
     }
 
@@ -399,7 +352,7 @@ impl Complaints {
     fn collect(mut stream: ChildStderr, launcher: Launcher) -> std::io::Result<Self> {
         let held = Arc::new(Mutex::new(Held { bytes: Vec::new(), passes: Passes::Nothing, is_over: false, launcher }));
         let into = Arc::clone(&held);
-        std::thread::Builder::new().name("launcher".to_owned()).stack_size(64 << 10).spawn(move || {
+        crate::spawn("launcher", 64 << 10, move || {
             let mut piece = [0; 4096];
             while let Ok(count @ 1..) = stream.read(&mut piece) {
                 let mut held = crate::locked(&into);
@@ -489,51 +442,7 @@ fn harmless(text: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_connection_is_found_by_its_socket() {
-        let sockets = ["77".to_owned()];
-        let words = |address: &[u8]| {
-            let words = address.chunks(4).map(|word| u32::from_ne_bytes(word.try_into().expect("four bytes")));
-            words.map(|word| format!("{word:08X}")).collect::<String>()
-        };
-        let line = |address: &[u8], state: &str, socket: &str| {
-            format!(
-                "  3: 0100007F:9C40 {}:0016 {state} 00000000:00000000 02:000A 00000000 0 0 {socket} 2 0 20",
-                words(address)
-            )
-        };
-        let found = |line: &str| connected(line, &sockets).map(|address| address.to_string());
-        let v6 = |text: &str| text.parse::<std::net::Ipv6Addr>().expect("an address").octets();
-        assert_eq!(found(&line(&[192, 0, 2, 7], "01", "77")).as_deref(), Some("192.0.2.7"));
-        assert_eq!(found(&line(&v6("2001:db8::7"), "01", "77")).as_deref(), Some("2001:db8::7"));
-        assert_eq!(found(&line(&v6("::ffff:192.0.2.7"), "01", "77")).as_deref(), Some("192.0.2.7"));
-        assert_eq!(found(&line(&[192, 0, 2, 7], "01", "78")), None, "another process's");
-        assert_eq!(found(&line(&[192, 0, 2, 7], "02", "77")), None, "not made yet");
-        for bad in ["", "  sl  local_address rem_address   st", "1 2 xyz:1 01 5 6 7 8 9 77", "1 2 3 01 5 6 7 8 9 77"] {
-            assert_eq!(found(bad), None, "{bad}");
-        }
-    }
-
-    #[test]
-    fn an_ssh_that_others_have_joined_is_known_by_its_sockets() {
-        let sockets = ["77", "78"].map(str::to_owned);
-        let line = |state: &str, socket: &str, path: &str| {
-            format!("00000000e66fc7eb: 00000003 00000000 00000000 0001 {state} {socket:>5} {path}\n")
-        };
-        let listens = line("01", "77", "/run/a b.XyZ");
-        for (others, expected) in [
-            (line("03", "78", "/run/a b.XyZ"), true),
-            (line("03", "78", "/run/other"), false),
-            (line("03", "78", ""), false),
-            (line("03", "79", "/run/a b.XyZ"), false),
-            (line("01", "78", "/run/a b.XyZ"), false),
-            (String::new(), false),
-        ] {
-            assert_eq!(has_joined(&format!("Num RefCount\n{others}{listens}"), &sockets), expected, "{others}");
-            assert!(!has_joined(&others, &sockets), "nobody can join it: {others}");
-        }
-    }
+    use crate::fs::close::tests::where_calls_fail;
 
     #[test]
     fn nothing_that_a_host_says_commands_a_terminal() {
@@ -632,12 +541,31 @@ mod tests {
     }
 
     #[test]
+    fn the_end_of_a_launcher_is_awaited_also_where_it_can_only_be_asked_for() {
+        let launcher = Launcher::new(OsStr::new("sh -c 'read line; exit 7'"), Vec::new()).expect("words");
+        for is_old in [false, true] {
+            let Launched { stdin, stdout: _stdout, mut process } =
+                launcher.start(OsStr::new("h"), OsStr::new("agent")).expect("sh");
+            let mut wait = |limit| match is_old {
+                true => where_calls_fail(&[libc::SYS_pidfd_open], libc::ENOSYS, || process.wait(limit)),
+                false => process.wait(limit),
+            };
+            let (since, limit) = (Instant::now(), Duration::from_millis(30));
+            assert_eq!(wait(limit), None);
+            assert!(since.elapsed() >= limit);
+            drop(stdin);
+            assert_eq!(wait(Duration::from_secs(20)), Some(7));
+        }
+    }
+
+    #[test]
     fn what_a_launcher_says_as_it_fails_is_at_hand() {
         let launcher =
             Launcher::new(OsStr::new("sh -c 'echo banner >&2; echo no such host >&2; exit 255' x"), Vec::new())
                 .expect("words");
         let mut launched = launcher.start(OsStr::new("h"), OsStr::new("agent")).expect("sh");
         assert_eq!(launched.process.wait(Duration::from_secs(20)), Some(255));
+        assert_eq!(launched.process.wait(Duration::from_secs(20)), Some(255), "for good");
         let until = Instant::now() + Duration::from_secs(20);
         let mut said = None;
         while said.is_none() && Instant::now() < until {

@@ -35,7 +35,7 @@ use crate::fault::Exit;
 use crate::fs::{identity, io_fact, standard};
 use crate::transport::relay::{RelayInput, RelayOutput, relay};
 use guard::{End, Guard, LINGER_MAX, Launch, Running, WAKE_EVERY};
-pub use guard::{Warden, Whole};
+pub use guard::{Warden, Whole, await_all as await_guards};
 use redirection::{Call, Opening, Side};
 pub use room::Share;
 
@@ -164,9 +164,7 @@ impl Stages {
                 stage,
             };
             let emit = Arc::clone(&self.emit);
-            let spawned =
-                std::thread::Builder::new().name("stage".to_owned()).stack_size(256 << 10).spawn(move || run.run());
-            if let Err(error) = spawned {
+            if let Err(error) = crate::spawn("stage", 256 << 10, move || run.run()) {
                 let fault = Some(Fault::plain(Exit::Connect.code(), format!("cannot start a thread: {error}")));
                 let report = StageReport { fault, ..StageReport::default() };
                 emit(Message::StageEnded { stage: number, report });

@@ -106,8 +106,7 @@ impl Tunnel {
             state.listener = Some(Arc::clone(&listener));
         }
         let tunnel = Arc::clone(self);
-        let thread = std::thread::Builder::new().name("tunnel".to_owned()).stack_size(128 << 10);
-        let spawned = thread.spawn(move || {
+        let spawned = crate::spawn("tunnel", 128 << 10, move || {
             for stream in listener.incoming() {
                 match stream {
                     _ if tunnel.is_closed() => break,
@@ -194,12 +193,9 @@ impl Tunnel {
             state.connections.insert(id, connection);
         }
         first.into_iter().for_each(|first| (self.emit)(first));
-        let start = |name: &str, run: Box<dyn FnOnce() + Send>| {
-            std::thread::Builder::new().name(name.to_owned()).stack_size(192 << 10).spawn(run)
-        };
         let (reading, writing) = (Arc::clone(self), Arc::clone(self));
-        let read = start("tunnel-read", Box::new(move || reading.read(id, stream, &credit)));
-        let write = start("tunnel-write", Box::new(move || writing.write(id, output, &queue)));
+        let read = crate::spawn("tunnel-read", 192 << 10, move || reading.read(id, stream, &credit));
+        let write = crate::spawn("tunnel-write", 192 << 10, move || writing.write(id, output, &queue));
         if read.is_err() || write.is_err() {
             crate::locked(&self.state).connections.remove(&id);
             (self.emit)(Message::TunnelClose(id));

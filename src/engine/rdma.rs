@@ -19,7 +19,7 @@ use super::rails::{self, Rail};
 use super::{Event, announce};
 use crate::log;
 use crate::options::RailChoice;
-use crate::transport::rdma::{self, Adapters, Connection, Endpoint, LaneRequest, Listener};
+use crate::transport::rdma::{self, Adapters, Connection, Endpoint, LaneRequest, Listener, LoadError};
 use crate::transport::{Lane, Medium, Report, unmapped};
 
 /// Maximum time for bringing up one RDMA lane. The kernel itself waits 104 s for a host without RDMA.
@@ -61,6 +61,9 @@ fn endpoints() -> Answer {
             *late() = None;
             return answer;
         }
+    }
+    if let Some(lacking) = LoadError::of_kernel() {
+        return Err(lacking.to_string());
     }
     let ask = || rdma::endpoints().map_err(|reason| reason.to_string());
     let (post, answer) = bounded(1);

@@ -260,7 +260,7 @@ impl Opener {
         let Some(header) = ChunkHeader::decode(buffer.header()) else { return false };
         let wire_bytes = header.wire_bytes as usize;
         let Some(payload) = buffer.payload_mut().get_mut(..wire_bytes) else { return false };
-        if shared.keys.open(&header, payload).is_err() {
+        if !shared.keys.open(&header, payload) {
             return false;
         }
         if header.compression == Compression::None {

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 
 use rustix::fs::{copy_file_range, fstatfs};
-use rustix::io::{Errno, pread};
+use rustix::io::{Errno, pread, retry_on_intr};
 
 use super::write_at;
 
@@ -46,21 +46,17 @@ pub(crate) fn copy_range(
         let left = ((range.end - at) as usize).min(KERNEL_BYTES);
         let (mut read, mut written) = (at, at);
         let by_kernel = match by_kernel && scratch.is_empty() {
-            true => copy_file_range(&from, Some(&mut read), &to, Some(&mut written), left),
+            true => retry_on_intr(|| copy_file_range(&from, Some(&mut read), &to, Some(&mut written), left)),
             false => Err(Errno::OPNOTSUPP),
         };
         let count = match by_kernel {
             Ok(count @ 1..) => count,
-            Err(Errno::INTR) => continue,
             // Some file systems return 0 although there is more data. An error does not tell which of the two files it
             // concerns, and may only mean that this pair of files cannot be copied this way.
             Ok(0) | Err(_) => {
                 scratch.resize(SCRATCH_BYTES, 0);
                 let part = &mut scratch[..left.min(SCRATCH_BYTES)];
-                let count = match pread(&from, &mut *part, at) {
-                    Err(Errno::INTR) => continue,
-                    read => read.map_err(CopyError::Read)?,
-                };
+                let count = retry_on_intr(|| pread(&from, &mut *part, at)).map_err(CopyError::Read)?;
                 write_at(&to, &part[..count], at).map_err(CopyError::Write)?;
                 count
             }

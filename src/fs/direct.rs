@@ -23,7 +23,7 @@ use std::sync::{Arc, OnceLock};
 
 use rd_proto::control::IoFact;
 use rustix::fs::{Mode, OFlags, fstat, fstatfs, open};
-use rustix::io::{Errno, ReadWriteFlags, preadv2};
+use rustix::io::{Errno, ReadWriteFlags, preadv2, retry_on_intr};
 
 use super::source::read_at;
 use super::{identity, read_up_to};
@@ -118,11 +118,10 @@ impl Bypass {
         }
         while done < length && may_be_direct && !self.is_closed.load(Ordering::Relaxed) {
             let room = &mut [IoSliceMut::new(&mut target[done..length])];
-            match preadv2(&file, room, offset + done as u64, ReadWriteFlags::NOWAIT) {
+            match retry_on_intr(|| preadv2(&file, room, offset + done as u64, ReadWriteFlags::NOWAIT)) {
                 // The file has become shorter, which `read_at` reports below.
                 Ok(0) => break,
                 Ok(count) => done += count,
-                Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
                     self.is_warm.store(false, Ordering::Relaxed);
                     if let Some(cold) = self.cold(&file, offset, done, length) {

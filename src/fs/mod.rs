@@ -27,7 +27,7 @@ use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 
 use minicbor::{Decode, Encode};
 use nix::sys::resource::Resource;
@@ -36,7 +36,7 @@ use rustix::fs::{
     Access, Advice, AtFlags, CWD, FileType, Mode, OFlags, SeekFrom, Stat, accessat, fadvise, fdatasync, fstat, openat,
     seek, unlinkat,
 };
-use rustix::io::{Errno, pread, pwrite};
+use rustix::io::{Errno, pread, pwrite, retry_on_intr};
 use rustix::process::{self, Rlimit, setrlimit};
 
 pub(crate) use self::named::here;
@@ -208,7 +208,7 @@ pub(crate) fn directory_of(file: &Path) -> &Path {
 ///
 /// The error of the system call that failed.
 pub(crate) fn unlinked(directory: &Path) -> std::io::Result<File> {
-    let fd = openat(here(), directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let fd = openat(here(), directory, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     match openat(&fd, ".", flags, Mode::RUSR | Mode::WUSR) {
         Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {}
@@ -252,16 +252,45 @@ pub(crate) fn take_next<T: for<'b> Decode<'b, ()>>(file: &mut impl BufRead) -> i
     minicbor::decode(&bytes).map(Some).map_err(io::Error::other)
 }
 
-/// Returns the process's umask. It is read from /proc/self/status if possible, because umask(2) can read the mask only
-/// by setting it, which other threads would notice.
+/// Returns the umask with which this process was started. It is read from /proc/self/status if possible, because
+/// umask(2) can read the mask only by setting it, which other threads would notice.
 pub(crate) fn umask() -> u32 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));
-    line.and_then(|mask| u32::from_str_radix(mask.trim(), 8).ok()).unwrap_or_else(|| {
-        let mask = rustix::process::umask(Mode::from_raw_mode(0o077));
-        rustix::process::umask(mask);
-        mask.bits()
+    static STARTED_WITH: OnceLock<u32> = OnceLock::new();
+    *STARTED_WITH.get_or_init(|| {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));
+        line.and_then(|mask| u32::from_str_radix(mask.trim(), 8).ok()).unwrap_or_else(|| {
+            let mask = process::umask(Mode::from_raw_mode(0o077));
+            process::umask(mask);
+            mask.bits()
+        })
     })
+}
+
+/// As long as this exists, the umask takes no rights from the owner of what this process makes, which is entered and
+/// opened again by name. Final modes go by [`umask`]. Where the thread that drops it has a umask of its own, programs that
+/// are started later get this one.
+pub(crate) struct OwnerAccess(());
+
+static OWNER_ACCESS: Mutex<usize> = Mutex::new(0);
+
+impl OwnerAccess {
+    pub(crate) fn grant() -> Self {
+        let mut granted = crate::locked(&OWNER_ACCESS);
+        *granted += 1;
+        process::umask(Mode::from_raw_mode(umask() & 0o077));
+        Self(())
+    }
+}
+
+impl Drop for OwnerAccess {
+    fn drop(&mut self) {
+        let mut granted = crate::locked(&OWNER_ACCESS);
+        *granted -= 1;
+        if *granted == 0 {
+            process::umask(Mode::from_raw_mode(umask()));
+        }
+    }
 }
 
 /// The limits on open files before [`raise_open_files`]. What this process runs for a user gets them.
@@ -310,11 +339,9 @@ pub(crate) fn group_limits(root: &Path, controller: &str, files: [&str; 2]) -> V
 pub(crate) fn write_at(file: impl AsFd, bytes: &[u8], position: u64) -> Result<(), Errno> {
     let mut done = 0;
     while done < bytes.len() {
-        match pwrite(&file, &bytes[done..], position + done as u64) {
-            Ok(0) => return Err(Errno::IO),
-            Ok(count) => done += count,
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error),
+        match retry_on_intr(|| pwrite(&file, &bytes[done..], position + done as u64))? {
+            0 => return Err(Errno::IO),
+            count => done += count,
         }
     }
     Ok(())
@@ -334,11 +361,9 @@ pub(crate) fn evict(file: &OwnedFd, position: u64, length: u64) -> Result<(), Er
 pub(crate) fn read_up_to(file: impl AsFd, target: &mut [u8], offset: u64) -> Result<usize, Errno> {
     let mut done = 0;
     while done < target.len() {
-        match pread(&file, &mut target[done..], offset + done as u64) {
-            Ok(0) => break,
-            Ok(count) => done += count,
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error),
+        match retry_on_intr(|| pread(&file, &mut target[done..], offset + done as u64))? {
+            0 => break,
+            count => done += count,
         }
     }
     Ok(done)

@@ -133,8 +133,8 @@ pub(crate) fn here() -> BorrowedFd<'static> {
 
 fn leave_others() -> bool {
     let home = here();
-    // SAFETY: the call takes no pointer. Besides the working directory it separates the root directory and the umask,
-    // which no thread of this program changes.
+    // SAFETY: the call takes no pointer. Besides the working directory it separates the root directory, which no thread
+    // of this program changes, and the umask, which is as it has to be before a sink's threads start.
     let is_alone = unsafe { libc::unshare(libc::CLONE_FS) } == 0;
     // Returning fails if another user, as whom this program was started, may search the directory, but this one may
     // not.

@@ -147,7 +147,7 @@ pub(crate) fn open(directory: impl AsFd, name: &str, may_adopt: bool) -> Result<
             Err(error) => match statat(fd, name, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(found) if is_regular(&found) && error != Errno::ACCESS => return Err(Blocked::by(fd, name, error)),
                 // A directory, a link, a socket, or a file that may not be written to.
-                Ok(_) => clear(fd, &c_name(name)?)?,
+                Ok(_) => clear(fd, name.as_bytes())?,
                 Err(Errno::NOENT) => {}
                 Err(error) => return Err(error.into()),
             },
@@ -180,7 +180,7 @@ impl TreeLock {
     /// # Errors
     ///
     /// `EBUSY` if another process holds the lock.
-    fn take(directory: BorrowedFd<'_>, tree: &CStr) -> Result<Self, Blocked> {
+    fn take(directory: BorrowedFd<'_>, tree: &[u8]) -> Result<Self, Blocked> {
         let (name, place) = (lock_of(tree), openat(directory, c".", PLACE, Mode::empty())?);
         let file = match open_mark(directory, &name) {
             Err(blocked) if blocked == Errno::BUSY.into() => return Err(blocked),
@@ -200,8 +200,8 @@ impl Drop for TreeLock {
 
 /// Name of the file that is locked for a directory under this partial name. The partial name differs between users, so
 /// that theirs do.
-fn lock_of(tree: &CStr) -> String {
-    super::name_of(0, tree.to_bytes(), super::PARTIAL)
+fn lock_of(tree: &[u8]) -> String {
+    super::name_of(0, tree, super::PARTIAL)
 }
 
 /// Opens and locks a directory of this partial name.
@@ -213,7 +213,7 @@ fn lock_of(tree: &CStr) -> String {
 ///
 /// As for [`open`].
 pub(crate) fn open_tree(directory: impl AsFd, name: &str) -> Result<PartialTree, Blocked> {
-    let (fd, name) = (directory.as_fd(), &*c_name(name)?);
+    let (fd, name) = (directory.as_fd(), name.as_bytes());
     let tree_lock = TreeLock::take(fd, name)?;
     let mark = if is_shared(fd)? { Mode::SVTX } else { Mode::empty() };
     for _ in 0..TRIES_MAX {
@@ -227,16 +227,16 @@ pub(crate) fn open_tree(directory: impl AsFd, name: &str) -> Result<PartialTree,
             Err(Errno::EXIST) => false,
             Err(error) => return Err(error.into()),
         };
-        let found = match open_directory(fd, name) {
+        let found = match open_own(fd, name) {
             Ok(found) => found,
             Err(Errno::NOENT) => continue,
-            // A directory. `clear` could not open it either, and would find this lock of the tree to be held.
-            Err(error @ Errno::ACCESS) => return Err(Blocked::by(fd, name, error)),
             // A file, from a copy of a file to the same name.
-            Err(_) => {
+            Err(Errno::NOTDIR) => {
                 clear(fd, name)?;
                 continue;
             }
+            // A directory. `clear` could not open it either, and would find this lock of the tree to be held.
+            Err(error) => return Err(Blocked::by(fd, name, error)),
         };
         match lock(fd, &found, EXCLUSIVE) {
             Err(error) if error == Errno::BUSY || !is_new => return Err(Blocked::by(fd, name, error)),
@@ -326,15 +326,18 @@ fn is_shared(directory: BorrowedFd<'_>) -> Result<bool, Errno> {
 ///
 /// `ENOTEMPTY` if the directory may be anybody's.
 fn check_made(parent: BorrowedFd<'_>, found: &OwnedFd) -> Result<(), Errno> {
-    if fstat(found)?.st_mode & Mode::SVTX.bits() != 0 || !is_shared(parent)? || !keeps_modes(parent) {
+    if fstat(found)?.st_mode & Mode::SVTX.bits() != 0 || !is_shared(parent)? {
         return Ok(());
     }
-    for_each(found, |_| Err(Errno::NOTEMPTY))
+    match for_each(found, |_| Err(Errno::NOTEMPTY)) {
+        Err(Errno::NOTEMPTY) if !keeps_modes(parent)? => Ok(()),
+        looked => looked,
+    }
 }
 
 /// Whether the file system keeps modes. Elsewhere nothing keeps others out of any directory.
-fn keeps_modes(directory: BorrowedFd<'_>) -> bool {
-    with_probe(directory, |_, file| fstat(file).is_ok_and(|stat| stat.st_mode & 0o777 == 0o600)) != Ok(false)
+fn keeps_modes(directory: BorrowedFd<'_>) -> Result<bool, Errno> {
+    with_probe(directory, |_, file| fstat(file).is_ok_and(|stat| stat.st_mode & 0o777 == 0o600))
 }
 
 /// Marks a copy's directory that has no mark, where others may rename entries, so that the next copy goes on with it.
@@ -433,10 +436,6 @@ fn is_touched(left: &OwnedFd, since: i64) -> Result<bool, Errno> {
     Ok(false)
 }
 
-fn c_name(name: &str) -> Result<CString, Errno> {
-    CString::new(name).map_err(|_| Errno::INVAL)
-}
-
 /// Reports whether the entry under a partial name is still this file. If locks do not reach other hosts, or if the name
 /// was removed, the entry may belong to another transfer, and must be neither published nor removed.
 pub(crate) fn is_named(directory: impl AsFd, name: impl Arg, file: impl AsFd) -> bool {
@@ -469,13 +468,13 @@ pub(crate) fn remove_named(directory: impl AsFd, name: impl Arg + Copy, file: im
 }
 
 /// Removes an entry as [`make_way`] does, for an entry that needs the name.
-fn clear(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Blocked> {
+fn clear(directory: BorrowedFd<'_>, name: &[u8]) -> Result<(), Blocked> {
     make_way(directory, name).map_err(|error| Blocked::by(directory, name, error))
 }
 
 /// Removes what a killed run left under a temporary name. `EBUSY` if a live run holds it, `ENOLCK` if a run may hold
 /// it, `ENOTEMPTY` if it may be anybody's directory.
-pub(crate) fn make_way(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
+pub(crate) fn make_way(directory: BorrowedFd<'_>, name: &[u8]) -> Result<(), Errno> {
     for _ in 0..TRIES_MAX {
         if has_made_way(directory, name)? {
             return Ok(());
@@ -485,7 +484,7 @@ pub(crate) fn make_way(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Err
 }
 
 /// Does the same. Returns false if another entry has taken the name meanwhile.
-fn has_made_way(directory: BorrowedFd<'_>, name: &CStr) -> Result<bool, Errno> {
+fn has_made_way(directory: BorrowedFd<'_>, name: &[u8]) -> Result<bool, Errno> {
     let found = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
         Err(Errno::NOENT) => return Ok(true),
         found => found?,
@@ -494,12 +493,12 @@ fn has_made_way(directory: BorrowedFd<'_>, name: &CStr) -> Result<bool, Errno> {
     let hold = |left: &OwnedFd, how| lock(directory, left, how).map(|()| is_named(directory, name, left));
     let removed = match FileType::from_raw_mode(found.st_mode) {
         // No copy has made it.
-        FileType::Directory if name.to_bytes().ends_with(super::UNFINISHED.as_bytes()) => {
+        FileType::Directory if name.ends_with(super::UNFINISHED.as_bytes()) => {
             unlinkat(directory, name, AtFlags::REMOVEDIR)
         }
         FileType::Directory => {
             let _lock = TreeLock::take(directory, name).map_err(|blocked| blocked.error)?;
-            let left = open_directory(directory, name)?;
+            let left = open_own(directory, name)?;
             if !hold(&left, EXCLUSIVE)? {
                 return Ok(false);
             }
@@ -532,13 +531,13 @@ fn has_made_way(directory: BorrowedFd<'_>, name: &CStr) -> Result<bool, Errno> {
 }
 
 /// Removes a directory that is locked, with everything in it.
-fn empty(parent: BorrowedFd<'_>, name: &CStr, directory: &OwnedFd) -> Result<(), Errno> {
+fn empty(parent: BorrowedFd<'_>, name: &[u8], directory: &OwnedFd) -> Result<(), Errno> {
     remove_contents(directory)?;
     unlinkat(parent, name, AtFlags::REMOVEDIR)
 }
 
 /// Opens a file to lock it: for writing if possible, because otherwise it cannot be locked exclusively over NFS.
-fn open_to_lock(directory: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
+fn open_to_lock(directory: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Errno> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     match openat(directory, name, OFlags::RDWR | flags, Mode::empty()) {
         Err(Errno::ACCESS | Errno::PERM | Errno::ROFS | Errno::TXTBSY) => {
@@ -549,15 +548,30 @@ fn open_to_lock(directory: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno
 }
 
 /// Opens a directory that is not a symbolic link, to list it and reach its entries.
-pub(crate) fn open_directory(parent: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
+pub(crate) fn open_directory(parent: impl AsFd, name: impl Arg) -> Result<OwnedFd, Errno> {
     match openat(parent, name, DIRECTORY, Mode::empty()) {
         Err(Errno::LOOP) => Err(Errno::NOTDIR),
         other => other,
     }
 }
 
+/// Opens a directory in the same way. If it belongs to this user, its mode may deny access: it may be the final one.
+fn open_own(parent: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Errno> {
+    match open_directory(parent, name) {
+        Err(Errno::ACCESS) => {
+            let place = openat(parent, name, PLACE, Mode::empty())?;
+            // It may be anybody's, see [`check_made`]. Then its mode stays as it is.
+            if fstat(&place)?.st_mode & Mode::SVTX.bits() == 0 && is_shared(parent)? {
+                return Err(Errno::ACCESS);
+            }
+            Ok(open_own_closed(&place)?.0)
+        }
+        opened => opened,
+    }
+}
+
 /// Opens a directory in the same way, to empty it. Its mode may deny access to its owner.
-fn open_to_empty(parent: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
+fn open_to_empty(parent: impl AsFd, name: impl Arg + Copy) -> Result<OwnedFd, Errno> {
     match open_directory(&parent, name) {
         Err(Errno::ACCESS) => open_closed(&openat(&parent, name, PLACE, Mode::empty())?, Mode::empty()),
         opened => opened,
@@ -581,7 +595,7 @@ pub(crate) fn open_own_closed(place: &OwnedFd) -> Result<(OwnedFd, u32), Errno> 
 }
 
 /// Removes an entry, and everything in it if it is a directory. Links are not followed.
-pub(crate) fn remove(directory: impl AsFd, name: &CStr) -> Result<(), Errno> {
+pub(crate) fn remove(directory: impl AsFd, name: impl Arg + Copy) -> Result<(), Errno> {
     match unlinkat(&directory, name, AtFlags::empty()) {
         Err(error @ (Errno::ISDIR | Errno::PERM)) if was_directory(&directory, name, error) => {
             remove_contents(&open_to_empty(&directory, name)?)?;
@@ -593,7 +607,7 @@ pub(crate) fn remove(directory: impl AsFd, name: &CStr) -> Result<(), Errno> {
 
 /// Reports whether unlink(2) gave this answer because the entry is a directory. POSIX has EPERM for directories, but a
 /// file that may not be removed gives EPERM as well.
-fn was_directory(parent: impl AsFd, name: &CStr, answer: Errno) -> bool {
+fn was_directory(parent: impl AsFd, name: impl Arg, answer: Errno) -> bool {
     answer == Errno::ISDIR
         || statat(parent, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| super::is_directory(&stat))
 }
@@ -673,7 +687,11 @@ pub(crate) fn for_each_of_kind<E: From<Errno>>(
 }
 
 /// Renames a finished directory to its name. Replaces nothing but an empty directory.
-pub(crate) fn publish_directory(parent: BorrowedFd<'_>, temporary: &CStr, name: &CStr) -> Result<(), Errno> {
+pub(crate) fn publish_directory(
+    parent: BorrowedFd<'_>,
+    temporary: impl Arg + Copy,
+    name: impl Arg + Copy,
+) -> Result<(), Errno> {
     match renameat_with(parent, temporary, parent, name, RenameFlags::NOREPLACE) {
         // EPERM: filters of system calls that are older than renameat2.
         Err(Errno::INVAL | Errno::NOSYS | Errno::PERM | Errno::EXIST) => renameat(parent, temporary, parent, name),

@@ -3,12 +3,14 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, BufWriter, Read, Take, Write};
+use std::io::{self, BufReader, BufWriter, Read, Take, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{unlinked, unlinked_anywhere};
+use minicbor::bytes::{ByteSlice, ByteVec};
+
+use super::{append, take_next, unlinked, unlinked_anywhere};
 
 /// Maximum size of the keys and values held in memory, in bytes.
 const BUFFER_BYTES: usize = 4 << 20;
@@ -111,11 +113,11 @@ impl Sorter {
     fn spill(&mut self) -> io::Result<()> {
         self.sort();
         let file = self.file()?;
-        let mut out = Run::begin(&file, self.runs.last().map_or(0, |run| run.0));
+        let mut out = writer(&file, self.runs.last().map_or(0, |run| run.0));
         for (key, value) in (0..self.records.len()).filter_map(|at| self.record(at)) {
-            out.write(key, value)?;
+            append(&mut out, (<&ByteSlice>::from(key), <&ByteSlice>::from(value)))?;
         }
-        self.runs.push((out.end()?, 0));
+        self.runs.push((out.into_inner()?.1, 0));
         self.bytes.clear();
         self.records.clear();
         while let Some(first) = self.full_level() {
@@ -134,16 +136,15 @@ impl Sorter {
     fn merge_runs(&mut self, file: &Arc<File>, first: usize) -> io::Result<()> {
         let base = if first == 0 { 0 } else { self.runs[first - 1].0 };
         let (start, level) = self.runs[self.runs.len() - 1];
-        let mut out = Run::begin(file, start);
+        let mut out = writer(file, start);
         let mut merge = Merge::new(file, base, &self.runs[first..])?;
         while let Some((key, value)) = merge.next()? {
-            out.write(key, value)?;
+            append(&mut out, (<&ByteSlice>::from(key), <&ByteSlice>::from(value)))?;
         }
-        let end = out.end()?;
-        let mut moved = BufWriter::with_capacity(RUN_READ_BYTES, At(Arc::clone(file), base));
+        let end = out.into_inner()?.1;
+        let mut moved = writer(file, base);
         io::copy(&mut At(Arc::clone(file), start).take(end - start), &mut moved)?;
-        moved.flush()?;
-        drop(moved);
+        moved.into_inner()?;
         let end = base + (end - start);
         file.set_len(end)?;
         self.runs.truncate(first);
@@ -206,26 +207,9 @@ impl Write for At {
     }
 }
 
-/// A run that is being written. Each record is the lengths of key and value, as `u32`, then both.
-struct Run(BufWriter<At>);
-
-impl Run {
-    fn begin(file: &Arc<File>, start: u64) -> Self {
-        Self(BufWriter::with_capacity(RUN_READ_BYTES, At(Arc::clone(file), start)))
-    }
-
-    fn write(&mut self, key: &[u8], value: &[u8]) -> io::Result<()> {
-        self.0.write_all(&(key.len() as u32).to_le_bytes())?;
-        self.0.write_all(&(value.len() as u32).to_le_bytes())?;
-        self.0.write_all(key)?;
-        self.0.write_all(value)
-    }
-
-    /// Finishes the run, and returns where it ends.
-    fn end(mut self) -> io::Result<u64> {
-        self.0.flush()?;
-        Ok(self.0.get_ref().1)
-    }
+/// Returns a writer that begins at this position of the file.
+fn writer(file: &Arc<File>, start: u64) -> BufWriter<At> {
+    BufWriter::with_capacity(RUN_READ_BYTES, At(Arc::clone(file), start))
 }
 
 /// A key, the number of its run, and its value. Of records with one key, that of the last run is the greatest.
@@ -255,17 +239,9 @@ impl Merge {
 
     /// Adds the next record of a run to the heap.
     fn read(&mut self, number: usize) -> io::Result<()> {
-        let run = &mut self.runs[number];
-        if run.fill_buf()?.is_empty() {
-            return Ok(());
+        if let Some((key, value)) = take_next::<(ByteVec, ByteVec)>(&mut self.runs[number])? {
+            self.heads.push(Reverse((key.into(), Reverse(number), value.into())));
         }
-        let mut lengths = [0; 8];
-        run.read_exact(&mut lengths)?;
-        let [key, value] = [0, 4].map(|at| u32::from_le_bytes(lengths[at..at + 4].try_into().expect("four")) as usize);
-        let (mut key, mut value) = (vec![0; key], vec![0; value]);
-        run.read_exact(&mut key)?;
-        run.read_exact(&mut value)?;
-        self.heads.push(Reverse((key, Reverse(number), value)));
         Ok(())
     }
 

@@ -16,7 +16,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 use rd_proto::control::IoFact;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::fstat;
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 
 use super::text::Text;
 use super::{Identity, identity, std_fact};
@@ -65,10 +65,9 @@ pub fn output() -> Result<File> {
 /// The system's error from writing.
 pub(crate) fn write_all(file: impl AsFd, mut bytes: &[u8]) -> Result<()> {
     while !bytes.is_empty() {
-        match rustix::io::write(&file, bytes) {
+        match retry_on_intr(|| rustix::io::write(&file, bytes)) {
             Ok(0) => return Err(Errno::IO.into()),
             Ok(count) => bytes = &bytes[count..],
-            Err(Errno::INTR) => {}
             // Another process shares this file and has made it non-blocking.
             Err(Errno::AGAIN) => {
                 let _ = poll(&mut [PollFd::new(&file, PollFlags::OUT)], None);

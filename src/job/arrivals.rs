@@ -2,21 +2,20 @@
 //! blocks except the functions that wait for agents.
 
 use std::collections::VecDeque;
+use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-use rustix::termios::{LocalModes, tcgetattr};
+use rustix::process::getpgrp;
+use rustix::termios::{LocalModes, tcgetattr, tcgetpgrp};
 
 use super::launching::{AgentChoice, HELLO_MAX, Heard, NotBegun, Remote, SIGNAL_MAX};
-use super::{Job, Update};
+use super::{Job, LONG, Setup, Update};
 use crate::control::frames::Message;
 use crate::fault::{Exit, Failure};
 use crate::signals;
 
 /// Number of hosts that need no more open files than any process may have.
 const HOSTS_FEW: usize = 64;
-
-/// Timeout for waits without a deadline.
-const LONG: Duration = Duration::from_secs(3600);
 
 /// How often late hosts are looked for; after how long a host is named as late; and how many hosts are named.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -88,17 +87,32 @@ impl Job {
     }
 
     /// Names those of these hosts that have been silent for long. While the user is asked for a password, no host is
-    /// late, however long that takes.
+    /// late, however long that takes, and a line next to the prompt would be in its way.
     pub(super) fn not_answered(&self, hosts: impl IntoIterator<Item = usize>) -> Option<String> {
         let is_late = |host: &usize| self.is_silent_for(*host, LATE_AFTER);
         let names: Vec<String> = hosts.into_iter().filter(is_late).map(|host| self.hosts[host].label()).collect();
-        if names.is_empty() || self.is_any_asking() {
+        if names.is_empty() || self.is_any_asking() || is_echo_off() {
             return None;
         }
         let (shown, more) = (&names[..names.len().min(NAMED_MAX)], names.len().saturating_sub(NAMED_MAX));
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         let have = if names.len() == 1 { "has" } else { "have" };
         Some(format!("{}{more} {have} not answered yet", shown.join(", ")))
+    }
+
+    /// Whether the cursor of the terminal that lines are written to may stand behind a question of a launcher. ssh
+    /// leaves echo on when it asks about a host key, so nothing shows that it asks. srun never asks.
+    fn may_stand_behind_a_question(&self) -> bool {
+        let Setup { launcher, may_ask, .. } = &self.setup;
+        (*may_ask || launcher.unasking().is_none()) && launcher.name() != "srun" && std::io::stderr().is_terminal()
+    }
+
+    /// What a remark about late hosts begins with, and says besides, so that it is not written over such a question.
+    fn around_a_question(&self) -> [String; 2] {
+        match self.may_stand_behind_a_question() {
+            true => ["\n".to_owned(), format!(", unless {} has asked something above", self.setup.launcher_name())],
+            false => Default::default(),
+        }
     }
 
     fn give_up_if(&mut self, host: usize, outcome: Result<(), Failure>) {
@@ -185,13 +199,13 @@ impl Job {
         let AgentChoice { command, mut remark, .. } = self.setup.agent;
         let mut look = |job: &mut Self| {
             let hosts = 0..job.hosts.len();
-            if remark.is_some() && hosts.clone().any(|host| job.is_silent_for(host, 2 * LATE_AFTER)) {
-                // A line next to a password prompt would be in its way.
-                let late = if is_echo_off() { None } else { job.not_answered(hosts) };
-                if let (Some(late), Some(say)) = (late, remark.take()) {
-                    let seconds = HELLO_MAX.as_secs();
-                    say(&format!("{command}: {late}; giving up on a host after {seconds} s"));
-                }
+            if remark.is_some()
+                && hosts.clone().any(|host| job.is_silent_for(host, 2 * LATE_AFTER))
+                && let Some(late) = job.not_answered(hosts)
+                && let Some(say) = remark.take()
+            {
+                let (seconds, [gap, unless]) = (HELLO_MAX.as_secs(), job.around_a_question());
+                say(&format!("{gap}{command}: {late}{unless}; giving up on a host after {seconds} s"));
             }
         };
         self.greet_all(LOOK_EVERY, &mut look, &mut |arrival| arrival.map_or(Ok(()), |(_, failure)| Err(failure)))
@@ -213,9 +227,18 @@ impl Job {
         let (mut failed, mut has_said) = (Vec::new(), false);
         let mut look = |job: &mut Self| {
             let seconds = limit.as_secs();
-            if !has_said && let Some(late) = job.not_answered(0..job.hosts.len()) {
+            let [gap, unless] = job.around_a_question();
+            let is_late = |host: usize| job.is_silent_for(host, 2 * LATE_AFTER);
+            if !has_said
+                && (gap.is_empty() || hosts.iter().any(|&host| is_late(host)))
+                && let Some(late) = job.not_answered(0..job.hosts.len())
+            {
                 has_said = true;
-                say(&format!("{late}; giving up on a host after {seconds} s (--connect-timeout)"));
+                // What `say` writes begins with the command's name.
+                if let Some(line) = job.setup.agent.remark.filter(|_| !gap.is_empty()) {
+                    line("");
+                }
+                say(&format!("{late}{unless}; giving up on a host after {seconds} s (--connect-timeout)"));
             }
             if job.is_any_asking() {
                 return;
@@ -224,7 +247,7 @@ impl Job {
                 if job.is_silent_for(host, limit) {
                     let label = job.hosts[host].label();
                     let line = format!("no agent answered on {label} within {seconds} s (--connect-timeout)");
-                    job.give_up_arriving(host, Failure::new(Exit::Connect, line));
+                    job.give_up_arriving(host, Exit::Connect.with(line));
                 }
             }
         };
@@ -349,9 +372,12 @@ impl Job {
     }
 }
 
-/// Whether the user may be typing something that the terminal does not show.
+/// Whether the user may be typing something that the terminal, to which lines are written, does not show. A shell turns
+/// echo off at its own prompt, too, but in the background nobody is asked.
 fn is_echo_off() -> bool {
-    let modes = std::fs::File::open("/dev/tty").ok().and_then(|terminal| tcgetattr(terminal).ok());
+    let terminal = std::fs::File::open("/dev/tty").ok().filter(|_| std::io::stderr().is_terminal());
+    let asked = terminal.filter(|terminal| tcgetpgrp(terminal) == Ok(getpgrp()));
+    let modes = asked.and_then(|terminal| tcgetattr(terminal).ok());
     modes.is_some_and(|modes| !modes.local_modes.contains(LocalModes::ECHO))
 }
 
@@ -360,5 +386,5 @@ fn is_echo_off() -> bool {
 pub(super) fn some_failed(failed: usize, incomplete: usize, count: usize) -> Failure {
     let left = count - failed - incomplete;
     let lacking = if incomplete > 0 { format!(", {incomplete} incomplete") } else { String::new() };
-    Failure::new(Exit::Partial, format!("{failed} of {count} hosts failed{lacking}; {left} succeeded"))
+    Exit::Partial.with(format!("{failed} of {count} hosts failed{lacking}; {left} succeeded"))
 }

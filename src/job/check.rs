@@ -112,7 +112,7 @@ fn read(mut manifest: impl Read + Send + 'static, post: Post) -> Result<Sender<(
             }
         }
     };
-    let failed = |error| Failure::new(Exit::Connect, format!("cannot start a thread: {error}"));
+    let failed = |error| Exit::Connect.with(format!("cannot start a thread: {error}"));
     std::thread::Builder::new().name("manifest".to_owned()).stack_size(256 << 10).spawn(run).map_err(failed)?;
     Ok(permits)
 }

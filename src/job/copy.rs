@@ -12,7 +12,7 @@ use super::entries::TakeEntries;
 use super::event::{self, Event};
 use super::hop::Side;
 use super::plan::{Plan, Spec};
-use super::progress::{Copied, Ended, HostShown, Shown};
+use super::progress::{Copied, Ended, Shown};
 use super::{HERE, Job, Update, name_at};
 use crate::agent::place::{final_name, target};
 
@@ -43,6 +43,9 @@ const NOT_EMPTIED: &str = "was not emptied";
 /// End of what a receiver says if it does not know the user or the group of `--chown`.
 const UNKNOWN_OWNERS: [(&str, &str); 2] =
     [("--chown: this host has no such user", "user"), ("--chown: this host has no such group", "group")];
+
+/// Beginning of what an agent says of an entry that it passes over. The path follows.
+const SKIPPED: &str = "skipped ";
 
 /// How long an end may take to answer a question about its files. Some file systems are slow to wake.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
@@ -77,13 +80,8 @@ pub(crate) trait Observer: super::Observer {
     fn would_copy(&mut self, from: &str, to: &str);
     /// Shows how far the copy has come.
     fn show(&mut self, shown: &Shown);
-    /// Shows how far each of several hosts has come, in bytes of the stream. The source has made `made` bytes so far;
-    /// if `is_all`, that is the whole stream.
-    fn show_hosts(&mut self, hosts: &[HostShown], made: u64, is_all: bool, elapsed: Duration);
     /// Whether a person is shown the progress.
     fn is_watched(&self) -> bool;
-    /// Ends the display of progress.
-    fn finish(&mut self);
     /// Returns the printer of changed entries. `is_push`: whether they are on another host.
     fn entry_printer(&self, is_push: bool) -> TakeEntries;
 }
@@ -115,12 +113,16 @@ pub(crate) struct Copy<'a> {
     hop: Option<usize>,
     /// The end of the current session that reports progress and changes of lanes.
     told_by: Side,
+    /// Whether the current session copies a stream, of which nothing can be resumed.
+    of_stream: bool,
     /// Number of failed entries of the current session that each end has named.
     named: [u64; 2],
     total: Figures,
     /// Number of entries that could not be copied, and the exit code of the first of them.
     failed: u64,
     first_failed: Option<Exit>,
+    /// Whether an entry could not be written.
+    is_unwritable: bool,
     /// Number of these failures that only kept something from being deleted.
     undeleted: u64,
     /// Number of entries that the sessions so far have deleted.
@@ -155,10 +157,12 @@ impl<'a> Copy<'a> {
             job: Job::new(plan.setup.clone(), false)?,
             hop: None,
             told_by: Side::From,
+            of_stream: false,
             named: [0; 2],
             total: Figures::default(),
             failed: 0,
             first_failed: None,
+            is_unwritable: false,
             undeleted: 0,
             deleted: 0,
             left_out: 0,
@@ -266,7 +270,7 @@ impl<'a> Copy<'a> {
             Update::Agreed | Update::Ended(..) | Update::Host(..) | Update::Arrived(_) | Update::Join(_) => {}
             Update::Unmet(_, reason) => {
                 self.stop_all(libc::SIGTERM as u8);
-                return Err(Failure::new(Exit::Connect, reason));
+                return Err(Exit::Connect.with(reason));
             }
             Update::Gone(_, Some(failure)) | Update::Failed(failure) => {
                 self.stop_all(libc::SIGTERM as u8);
@@ -315,7 +319,10 @@ impl<'a> Copy<'a> {
         }
         let Told { lines, unsaid, .. } = self.told_by_host.entry(self.job.hosts[host].name.clone()).or_default();
         if Told::may_say(lines, shown.len(), LINES_MAX, unsaid) {
-            self.say(&format!("{}: {shown}", self.label(host)));
+            self.say(&match line.strip_prefix(SKIPPED) {
+                Some(path) => format!("{SKIPPED}{}", self.name(host, path.as_bytes())),
+                None => format!("{}: {shown}", self.label(host)),
+            });
         }
     }
 
@@ -327,7 +334,7 @@ impl<'a> Copy<'a> {
                 let line = format!("and {unsaid} more {lines} from {}, not shown", escaped(&name));
                 if failures > FAILURES_MAX {
                     let exit = self.first_failed.unwrap_or(Exit::Partial);
-                    self.observer.event(&Event::Failed(event::Failed::new(&Failure::new(exit, line.as_str()))));
+                    self.observer.event(&Event::Failed(event::Failed::new(&exit.with(line.as_str()))));
                 }
                 self.complain(&line);
             }
@@ -395,17 +402,18 @@ impl<'a> Copy<'a> {
                 rest = others;
             }
             if self.plan.tree.delete_after && !rest.is_empty() {
-                return Err(Failure::new(Exit::Usage, NO_DELETE_AFTER));
+                return Err(Exit::Usage.with(NO_DELETE_AFTER));
             }
             self.progress.begin(!is_stream && placed.is_some(), !rest.is_empty(), self.total.waits);
-            let ended = match placed {
+            self.of_stream = is_stream;
+            let mut ended = match placed {
                 Some(placed) if !is_stream => {
                     self.copy_tree((*from, some, only), to, placed, (follows, rest.is_empty()))
                 }
                 placed => self.copy_stream(*from, first, to, placed),
             };
-            if !matches!(ended, Ok((_, None))) {
-                self.tell_kept("not finished");
+            if let Ok((_, Some(failure))) | Err(failure) = &mut ended {
+                self.add_kept(failure);
             }
             follows = true;
             self.hop = None;
@@ -439,10 +447,7 @@ impl<'a> Copy<'a> {
     ) -> Result<Outcomes, Failure> {
         if found.kind == Kind::Directory {
             let name = self.name(from, &found.path);
-            return Err(Failure::new(
-                Exit::Usage,
-                format!("{name} is a directory; it can be copied only to a directory"),
-            ));
+            return Err(Exit::Usage.with(format!("{name} is a directory; it can be copied only to a directory")));
         }
         let send = if self.is_standard(from, found) {
             frames::Job::SendStandard
@@ -516,6 +521,8 @@ impl<'a> Copy<'a> {
         // everything.
         let single = matches!(found, [(_, found)] if found.kind != Kind::Directory || self.arrived == 0);
         if single && self.left_out == 0 {
+            // If DST could not be made, that is the reason, whatever else could not be read.
+            let exit = if self.arrived == 0 && self.is_unwritable { Exit::Destination } else { exit };
             return Some(Failure::silent(exit));
         }
         let failed = self.failed.saturating_add(self.left_out).saturating_sub(self.undeleted);
@@ -533,7 +540,7 @@ impl<'a> Copy<'a> {
             (_, 1) => format!("{count} was not copied in full; the others were copied"),
             _ => format!("{count} were not copied in full; the others were copied"),
         };
-        Some(Failure::new(Exit::Partial, message))
+        Some(Exit::Partial.with(message))
     }
 
     /// Reports single entries that an end could not read or write.
@@ -541,6 +548,7 @@ impl<'a> Copy<'a> {
         for fault in faults {
             self.undeleted = self.undeleted.saturating_add(u64::from(is_undeleted(fault)));
             let failure = self.failure(host, fault);
+            self.is_unwritable |= failure.exit == Exit::Destination && !is_undeleted(fault);
             let bytes = failure.message.as_ref().map_or(0, String::len);
             let Told { failures, unsaid, .. } = self.told_by_host.entry(self.job.hosts[host].name.clone()).or_default();
             if host == HERE || Told::may_say(failures, bytes, FAILURES_MAX, unsaid) {
@@ -575,7 +583,7 @@ impl<'a> Copy<'a> {
         let label = self.label(silent);
         let line =
             format!("{} failed on {label}, which was lost before it could name them; run it again", entries(count));
-        self.tell_failed(&Failure::new(exit, line));
+        self.tell_failed(&exit.with(line));
     }
 
     /// Runs one session between two hosts, or between two ends on one host.

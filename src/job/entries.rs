@@ -38,7 +38,7 @@ impl Job {
                 }
             }
         };
-        let failed = |error| Failure::new(Exit::Connect, format!("cannot start a thread: {error}"));
+        let failed = |error| Exit::Connect.with(format!("cannot start a thread: {error}"));
         std::thread::Builder::new().name("entries".to_owned()).stack_size(256 << 10).spawn(run).map_err(failed)?;
         self.entries = Some(queue);
         Ok(())

@@ -660,7 +660,7 @@ mod tests {
     #[test]
     fn every_event_is_as_the_schema_says() {
         let at = || At::new(std::ffi::OsStr::new("h"), b"a\xff");
-        let failure = Failure::new(Exit::Source, "cannot read it").about(std::ffi::OsStr::new("h"), b"a\xff", 13);
+        let failure = Exit::Source.with("cannot read it").about(std::ffi::OsStr::new("h"), b"a\xff", 13);
         let stage = || PlannedStage { host: "h".to_owned(), action: StageAction::Tee, command: "> a".to_owned() };
         let hop = PlannedHop {
             from: "h".to_owned(),

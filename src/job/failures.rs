@@ -14,7 +14,7 @@ impl Job {
         let label = escaped(host);
         let mut exit = Exit::from_code(fault.exit);
         if let (Exit::Signal(number), false) = (exit, host.is_empty()) {
-            return Failure::new(Exit::LinkLost, format!("{label} {}", ended_by(number))).on(host);
+            return Exit::LinkLost.with(format!("{label} {}", ended_by(number))).on(host);
         }
         if exit == Exit::SinkClosed || (matches!(exit, Exit::Signal(_)) && fault.detail.is_empty()) {
             return Failure::silent(exit);
@@ -25,7 +25,7 @@ impl Job {
         let detail = escaped(OsStr::new(&fault.detail));
         if fault.what.is_empty() {
             let is_there = !host.is_empty() && fault.own;
-            return Failure::new(exit, if is_there { there(&label, &detail) } else { detail });
+            return exit.with(if is_there { there(&label, &detail) } else { detail });
         }
         // Such a detail is a sentence about the path, and not a reason why something failed.
         let is_sentence = detail.starts_with("was not ");
@@ -45,7 +45,7 @@ impl Job {
             };
             line += &format!("{joint}{detail}");
         }
-        Failure::new(exit, line).about(host, &fault.path, fault.errno)
+        exit.with(line).about(host, &fault.path, fault.errno)
     }
 
     /// Returns the failure for a host that is no longer heard.
@@ -56,13 +56,13 @@ impl Job {
         } else {
             format!("lost the agent on {label}: it or {launcher} exited")
         };
-        Failure::new(Exit::LinkLost, line).on(&self.hosts[host].name)
+        Exit::LinkLost.with(line).on(&self.hosts[host].name)
     }
 
     /// Returns the failure for a host that has sent what it must not send.
     pub(super) fn unexpected(&self, host: usize) -> Failure {
         let label = self.hosts[host].label();
-        Failure::new(Exit::Protocol, format!("the agent on {label} broke the protocol"))
+        Exit::Protocol.with(format!("the agent on {label} broke the protocol"))
     }
 }
 

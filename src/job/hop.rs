@@ -306,7 +306,7 @@ impl Hop {
                 }
             }
             (State::Listening(listener), Message::Failed(fault)) if *listener == side => {
-                self.reason = escaped(OsStr::new(&fault.detail));
+                self.reason = format!("{}: {}", self.names[side as usize], escaped(OsStr::new(&fault.detail)));
                 self.again(side, setup)
             }
             (State::Dialing(listener), Message::Dialed) if *listener == side.other() => self.meet(),
@@ -500,7 +500,8 @@ mod tests {
         for side in [Side::To, Side::From] {
             let fault = Fault::plain(3, "no port");
             let next = hop_by.handle(side, Message::Failed(fault), &by);
-            assert_eq!(next.failure.is_some(), side == Side::From, "not through the channels");
+            let failure = (side == Side::From).then_some("no connection with --via: this host: no port");
+            assert_eq!(next.failure.as_deref(), failure, "not through the channels");
         }
     }
 

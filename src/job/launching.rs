@@ -16,7 +16,7 @@ use crate::control::frames::{BEATS_SINCE, Hello, MAJOR, MESSAGE_BYTES_MAX, MINOR
 use crate::control::join::Joiner;
 use crate::control::launch::{AGENT, HOLD_MAX, Launched, Launcher, Process, agent_command};
 use crate::control::logs::{Asked, LogOfHost};
-use crate::control::stages::Warden;
+use crate::control::stages::{Warden, await_guards};
 use crate::fault::{Exit, Failure, errno_of, escaped, os};
 use crate::log::{self, Step};
 
@@ -355,11 +355,11 @@ impl Remote {
         // The failure of a host that was given up is known already.
         let Some(Running { outbox, .. }) = self.running.as_ref().filter(|_| !self.is_given_up) else { return };
         let failure = if outbox.waiting_bytes() > WAITING_BYTES_MAX {
-            Failure::new(Exit::LinkLost, format!("{} does not read the messages sent to it", self.label()))
+            Exit::LinkLost.with(format!("{} does not read the messages sent to it", self.label()))
         } else if !outbox.try_send(message) {
             let (label, most) = (self.label(), MESSAGE_BYTES_MAX >> 10);
             let line = format!("the request to {label} exceeds {most} KiB; request less at a time");
-            Failure::new(Exit::Usage, line)
+            Exit::Usage.with(line)
         } else {
             return;
         };
@@ -411,10 +411,7 @@ impl Remote {
     pub(super) fn late(&mut self) -> Result<(), Failure> {
         if self.released {
             let seconds = HELLO_MAX.as_secs();
-            return Err(Failure::new(
-                Exit::Connect,
-                format!("no agent answered on {} within {seconds} s", self.label()),
-            ));
+            return Err(Exit::Connect.with(format!("no agent answered on {} within {seconds} s", self.label())));
         }
         self.released = true;
         self.running.iter().for_each(|running| running.process.let_ask());
@@ -510,7 +507,7 @@ impl Remote {
             }
             None => format!("the program on {label} is not an rdma-pipe agent, or was lost{because}"),
         };
-        let failure = Failure::new(Exit::Connect, message);
+        let failure = Exit::Connect.with(message);
         if is_turned_away { NotBegun::TurnedAway(failure) } else { NotBegun::Failed(failure) }
     }
 
@@ -549,13 +546,16 @@ pub(super) fn end_all<'a>(remotes: impl Iterator<Item = &'a mut Remote>) {
 /// network's own timeouts.
 static WARDEN: Mutex<Option<Warden>> = Mutex::new(None);
 
+/// Waits a moment until the helpers of this process have ended. All launchers must have ended.
+pub(crate) fn dismiss_helpers() {
+    drop(crate::locked(&WARDEN).take());
+    await_guards();
+}
+
 fn launch(launcher: &Launcher, host: &OsStr, command: &OsStr) -> Result<Launched, Failure> {
     let launched = launcher.start(host, command).map_err(|error| {
         let errno = os(errno_of(&error));
-        Failure::new(
-            Exit::Connect,
-            format!("cannot run {}: {errno}; see {}", escaped(launcher.program()), launcher.option()),
-        )
+        Exit::Connect.with(format!("cannot run {}: {errno}; see {}", escaped(launcher.program()), launcher.option()))
     })?;
     let mut warden = crate::locked(&WARDEN);
     if warden.is_none() {
@@ -594,7 +594,7 @@ fn begin(
     if request.is_some() {
         Own::prepare();
     }
-    let failed = |error: std::io::Error| Failure::new(Exit::Connect, format!("cannot start a thread: {error}"));
+    let failed = |error: std::io::Error| Exit::Connect.with(format!("cannot start a thread: {error}"));
     // Nothing else is written to this pipe before the agent has sent its HELLO.
     let upload = File::from(stdin.as_fd().try_clone_to_owned().map_err(failed)?);
     let outbox = Outbox::start(stdin, b"", None).map_err(failed)?;
@@ -626,7 +626,7 @@ fn begin(
         };
         if let Err(ChannelError::NoMagic) = begun {
             let line = format!("the program on {label} is not an rdma-pipe agent: too much unexpected output");
-            return give_up(NotBegun::Failed(Failure::new(Exit::Connect, line)));
+            return give_up(NotBegun::Failed(Exit::Connect.with(line)));
         }
         let mut received = begun.and_then(|()| receive(&mut stdout));
         if let Ok(Message::Hello(hello)) = &received {
@@ -654,7 +654,7 @@ fn begin(
         let last = match error {
             ChannelError::Message(error) => {
                 let line = format!("the agent on {label} broke the protocol: {error}");
-                Heard::Broken(Failure::new(Exit::Protocol, line))
+                Heard::Broken(Exit::Protocol.with(line))
             }
             ChannelError::Silent => Heard::Silent,
             _ => Heard::Gone,
@@ -670,12 +670,9 @@ fn other_version(hello: &Hello, label: &str) -> Option<Failure> {
     let Hello { major, minor, program, .. } = hello;
     (*major != MAJOR).then(|| {
         let (theirs, ours) = (escaped(OsStr::new(program)), env!("CARGO_PKG_VERSION"));
-        Failure::new(
-            Exit::Protocol,
-            format!(
-                "incompatible versions: {label} has rdma-pipe {theirs} (control protocol {major}.{minor}), this host \
+        Exit::Protocol.with(format!(
+            "incompatible versions: {label} has rdma-pipe {theirs} (control protocol {major}.{minor}), this host \
                  {ours} ({MAJOR}.{MINOR}); install the same release, or choose another with --agent"
-            ),
-        )
+        ))
     })
 }

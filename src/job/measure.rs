@@ -76,18 +76,15 @@ impl Launched {
         let label = self.label();
         let addresses = endpoints::ranked(&endpoints, &via).map_err(|reason| {
             let by = if self.job.setup.via.is_empty() { "" } else { " with --via" };
-            Failure::new(Exit::Connect, format!("no connection to {label}{by}: {}", escaped(OsStr::new(&reason))))
+            Exit::Connect.with(format!("no connection to {label}{by}: {}", escaped(OsStr::new(&reason))))
         })?;
         let key = Key::from_random(key.0);
         let reached = reach_best(&addresses, &key, [Instant::now() + REACH_MAX; 2]);
         let (stream, established) = reached.map_err(|error| {
-            Failure::new(
-                Exit::Connect,
-                format!(
-                    "cannot reach a port of {label}: {error}; open one and name it with --port-range, or run rdperf \
+            Exit::Connect.with(format!(
+                "cannot reach a port of {label}: {error}; open one and name it with --port-range, or run rdperf \
                      serve at the reachable end"
-                ),
-            )
+            ))
         })?;
         Ok(Reached { stream, established, addresses: told })
     }

@@ -48,6 +48,7 @@ use event::Event;
 pub(crate) use failures::name_at;
 use hop::{Hop, Next, Side};
 use launching::{AgentChoice, Heard, Post, Remote, post_in_turn};
+use progress::HostShown;
 
 /// The number of the host on which this process runs.
 const HERE: usize = 0;
@@ -57,6 +58,9 @@ const SECOND_MAX: Duration = Duration::from_secs(3);
 
 /// How often to check for an end that has not reported its outcome.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// Timeout for waits without a deadline.
+const LONG: Duration = Duration::from_secs(3600);
 
 /// How long the ends of a session may take to end after a signal.
 const STOP_MAX: Duration = Duration::from_millis(2500);
@@ -71,6 +75,11 @@ pub(crate) trait Observer {
     fn complain(&mut self, line: &str);
     /// Takes how many bytes an end of a hop has moved so far, and where its time went. An end may report any numbers.
     fn measured(&mut self, _hop: &Hop, _side: Side, _bytes: u64, _waits: Waits) {}
+    /// Shows how far each of several hosts that get one stream has come, in bytes. The source has made `made` bytes so
+    /// far; if `is_all`, that is the whole stream.
+    fn show_hosts(&mut self, hosts: &[HostShown], made: u64, is_all: bool, elapsed: Duration);
+    /// Ends the display of progress.
+    fn finish(&mut self);
 }
 
 /// How other hosts are reached, according to the command line.
@@ -214,8 +223,12 @@ impl Job {
         let mut job = Self::without_signals(setup, tells_stderr);
         let post = job.post.clone();
         let signals = crate::signals::forward(false, move |signal| post.send((HERE, Heard::Signal(signal))).is_ok())
-            .map_err(|error| Failure::new(Exit::Connect, format!("cannot handle signals: {error}")))?;
+            .map_err(|error| Exit::Connect.with(format!("cannot handle signals: {error}")))?;
         job.signals = Some(signals);
+        // It may have come while only an outer job took signals, as that of `--watch` does between two copies.
+        if let Some(number) = crate::signals::last_asked() {
+            let _ = job.post.send((HERE, Heard::Signal(number.into())));
+        }
         Ok(job)
     }
 
@@ -307,7 +320,7 @@ impl Job {
         match message.for_end(self.hops[hop].ends[side as usize]) {
             Ok(message) => self.send(host, message),
             Err(error) => {
-                let failure = Failure::new(Exit::Usage, format!("the request is too large ({error})"));
+                let failure = Exit::Usage.with(format!("the request is too large ({error})"));
                 self.updates.push_back(Update::Gone(host, Some(failure)));
             }
         }
@@ -450,7 +463,7 @@ impl Job {
     /// Returns the next update while a session goes on; `None` once [`Job::is_settled`].
     fn next_of(&mut self, hop: usize) -> Option<Update> {
         while !self.is_settled(hop) {
-            let wait = if self.hops[hop].ended_since.is_some() { LOOK_AGAIN } else { Duration::from_secs(3600) };
+            let wait = if self.hops[hop].ended_since.is_some() { LOOK_AGAIN } else { LONG };
             if let Some(update) = self.next(Instant::now() + wait) {
                 return Some(update);
             }
@@ -647,7 +660,7 @@ impl Job {
                 None => {
                     let (label, within) = (job.hosts[host].label(), limit.as_secs());
                     let line = format!("{label} did not answer within {within} s; try again");
-                    Some(Err(Failure::new(Exit::Connect, line).on(&job.hosts[host].name)))
+                    Some(Err(Exit::Connect.with(line).on(&job.hosts[host].name)))
                 }
             },
             Instant::now() + limit,
@@ -661,7 +674,7 @@ impl Job {
     /// Exit 3 if two ends cannot be connected, 4 for a lost host, 128+n for a signal to this process.
     fn check(&self, update: Update) -> Result<(), Failure> {
         match update {
-            Update::Unmet(_, reason) => Err(Failure::new(Exit::Connect, reason)),
+            Update::Unmet(_, reason) => Err(Exit::Connect.with(reason)),
             Update::Gone(host, failure) => Err(failure.unwrap_or_else(|| self.lost(host))),
             Update::Failed(failure) => Err(failure),
             Update::Signal(libc::SIGTSTP) => {

@@ -15,7 +15,7 @@ use super::{self as job, EndOf, HERE, Job, Round, Setup, Update};
 use crate::control::frames::{self, Message, StageReport};
 use crate::control::stages::CANNOT_RUN;
 use crate::fault::{Exit, Failure, escaped, os};
-use crate::job::progress::{HostShown, Streamed};
+use crate::job::progress::Streamed;
 use crate::options::TransferOptions;
 
 mod branching;
@@ -76,11 +76,6 @@ pub(crate) trait Observer: job::Observer {
     fn lanes(&mut self, hop: &Hop, notice: Notice, reason: Option<&str>, reconnect_s: u64);
     /// Shows the progress of the hops.
     fn progress(&mut self, hops: &[Hop]);
-    /// Shows how far each of several hosts that get one stream has come, in bytes. The source has made `made` bytes so
-    /// far; if `is_all`, that is the whole stream.
-    fn show_hosts(&mut self, hosts: &[HostShown], made: u64, is_all: bool, elapsed: Duration);
-    /// Ends the display of progress.
-    fn finish(&mut self);
 }
 
 /// Outcome of a pipeline.
@@ -419,7 +414,7 @@ impl<'a> Pipeline<'a> {
             Update::Say(line) => self.observer.remark(&line),
             Update::Unmet(hop, reason) => {
                 let label = self.job.hops[hop].label();
-                self.fail(Failure::new(Exit::Connect, format!("cannot connect {label}: {reason}")));
+                self.fail(Exit::Connect.with(format!("cannot connect {label}: {reason}")));
             }
             Update::Gone(host, failure) if self.is_of_branch(host) => self.lose_branch(host, failure),
             Update::Gone(_, Some(failure)) | Update::Failed(failure) => self.fail(failure),
@@ -687,7 +682,7 @@ impl<'a> Pipeline<'a> {
         let is_closed = fault.own && Exit::from_code(fault.exit) == Exit::SinkClosed && !self.was_left(number);
         let line = || {
             let name = format!("{}: {}", stage.spec.label(), quoted(&stage.spec.text));
-            Failure::new(Exit::Destination, format!("cannot write {name}: {}", os(Errno::PIPE)))
+            Exit::Destination.with(format!("cannot write {name}: {}", os(Errno::PIPE)))
         };
         is_closed.then(line)
     }
@@ -727,20 +722,18 @@ impl<'a> Pipeline<'a> {
             }
             _ if self.was_left(number) => None,
             // A redirection on the caller's host at both sides is opened by its shell, which has said why it failed.
-            (Some(_), _) if stage.spec.is_read() => Some(Failure::new(Exit::Source, format!("cannot read {name}"))),
-            (Some(_), _) if stage.spec.is_write() => {
-                Some(Failure::new(Exit::Destination, format!("cannot write {name}")))
-            }
+            (Some(_), _) if stage.spec.is_read() => Some(Exit::Source.with(format!("cannot read {name}"))),
+            (Some(_), _) if stage.spec.is_write() => Some(Exit::Destination.with(format!("cannot write {name}"))),
             (Some(code), _) => {
                 let exit = Exit::Stage(u8::try_from(code).unwrap_or(u8::MAX));
-                Some(Failure::new(exit, format!("{name} ended with exit code {code}")))
+                Some(exit.with(format!("{name} ended with exit code {code}")))
             }
             (None, Some(signal)) => {
                 let exit = Exit::Stage(128_u8.saturating_add(signal as u8));
                 let named = signal_hook::low_level::signal_name(signal).map(|name| format!(" ({name})"));
-                Some(Failure::new(exit, format!("{name} was killed by signal {signal}{}", named.unwrap_or_default())))
+                Some(exit.with(format!("{name} was killed by signal {signal}{}", named.unwrap_or_default())))
             }
-            (None, None) => Some(Failure::new(Exit::Protocol, format!("{name} exited without reporting a status"))),
+            (None, None) => Some(Exit::Protocol.with(format!("{name} exited without reporting a status"))),
         }
     }
 }

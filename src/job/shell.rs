@@ -5,12 +5,12 @@
 //! on the way to a slow reader.
 
 use std::ffi::{OsStr, OsString};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::copy::route;
 use super::hop::Side;
 use super::pipeline::grammar;
-use super::{EndOf, HERE, Job, LOOK_AGAIN, Setup, Update};
+use super::{EndOf, HERE, Job, LONG, LOOK_AGAIN, Setup, Update};
 use crate::control::frames::{self, Action, Input, Message, Output, StageReport};
 use crate::control::stages::CANNOT_RUN;
 use crate::fault::{Exit, Failure, escaped};
@@ -145,7 +145,7 @@ impl Command<'_> {
                 return self.cut.clone().map_or_else(|| self.code(report), Err);
             }
             let is_ending = self.job.hops.iter().any(|hop| hop.ended_since.is_some());
-            let wait = if is_ending { LOOK_AGAIN } else { Duration::from_secs(3600) };
+            let wait = if is_ending { LOOK_AGAIN } else { LONG };
             if let Some(update) = self.job.next(Instant::now() + wait) {
                 self.heed(update)?;
             }

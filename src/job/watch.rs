@@ -7,16 +7,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
 use super::plan::Spec;
-use super::{Job, Setup, Update};
+use super::{Job, LONG, Setup, Update};
 use crate::control::frames::{Fault, Message};
 use crate::fault::Failure;
 use crate::tree::watch::Touched;
 
 /// After how long a line says what setting up the watches takes so long with.
 const SLOW: Duration = Duration::from_secs(10);
-
-/// How long a single wait lasts before it is repeated.
-const LONG: Duration = Duration::from_secs(3600);
 
 /// The hosts that watch. Dropping this ends their agents.
 pub(crate) struct SourceWatch {

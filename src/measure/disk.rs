@@ -23,8 +23,8 @@ use rustix::io::Errno;
 
 use super::report::{Disk, MIB};
 use crate::fault::errno_of;
-use crate::fs::{ring, std_fact};
-use crate::transport::bundle::fill_pattern;
+use crate::fs::{ring, std_fact, unlinked};
+use crate::transport::bundle::{fill_pattern, latency_histogram};
 use crate::transport::{Buffer, Pool};
 
 /// Size of the file that is made in a directory, in bytes: larger than a drive's own cache, and quick enough to write.
@@ -148,14 +148,8 @@ impl Subject {
         if length < FILE_BYTES_MIN {
             return Err(writing(Errno::NOSPC));
         }
-        let flags = OFlags::RDWR | OFlags::TMPFILE;
-        let (file, direct) = match open_direct(directory, flags) {
-            // The file system does not support files without a name.
-            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
-                make_unnamed(&directory.join(format!(".rdperf.{}", std::process::id()))).map_err(writing)?
-            }
-            opened => opened.map_err(writing)?,
-        };
+        let opened = open_direct(directory, OFlags::RDWR | OFlags::TMPFILE);
+        let (file, direct) = opened.or_else(|_| make_unnamed(directory)).map_err(writing)?;
         let mut subject = Self { file, name: name.clone(), length, direct, is_ours: true };
         subject.fill().map_err(writing)?;
         Ok(subject)
@@ -222,11 +216,9 @@ fn open_direct(path: &Path, flags: OFlags) -> Result<(File, bool), Errno> {
 }
 
 /// Makes a file that loses its name right away, and opens it as [`open_direct`] does.
-fn make_unnamed(path: &Path) -> Result<(File, bool), Errno> {
+fn make_unnamed(directory: &Path) -> Result<(File, bool), Errno> {
     // Without O_DIRECT: a file system that does not support it creates the file before it says so.
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
-    rustix::fs::unlink(path)?;
+    let file = unlinked(directory).map_err(|error| errno_of(&error))?;
     let again = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
     Ok(open_direct(&again, OFlags::RDWR).unwrap_or((file, false)))
 }
@@ -259,10 +251,6 @@ struct Tally {
     histogram: Histogram<u64>,
 }
 
-fn histogram() -> Histogram<u64> {
-    Histogram::new(3).expect("three digits are allowed")
-}
-
 fn record(histogram: &mut Histogram<u64>, time: Duration) {
     histogram.record(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).min(1 << 40)).expect("it grows");
 }
@@ -286,7 +274,7 @@ fn by_ring(
     let fd = types::Fd(file.as_raw_fd());
     let raw = |error: std::io::Error| errno_of(&error);
     let mut began: Vec<Instant> = vec![Instant::now(); buffers.len()];
-    let mut histogram = histogram();
+    let mut histogram = latency_histogram();
     let mut free: Vec<usize> = (0..buffers.len()).collect();
     let mut failure = None;
     let start = Instant::now();
@@ -345,7 +333,7 @@ fn by_threads(file: &File, buffers: Vec<Buffer>, load: &Load, duration: Duration
                 let mut load = Load { state: load.state.wrapping_add(number << 32) | 1, ..load.clone() };
                 let turn = &turn;
                 let access = move || -> Result<Tally, Errno> {
-                    let mut tally = Tally { done: 0, time: Duration::ZERO, histogram: histogram() };
+                    let mut tally = Tally { done: 0, time: Duration::ZERO, histogram: latency_histogram() };
                     while start.elapsed() < duration {
                         load.number = turn.fetch_add(1, Ordering::Relaxed);
                         let (offset, began) = (load.next_offset(), Instant::now());
@@ -367,7 +355,7 @@ fn by_threads(file: &File, buffers: Vec<Buffer>, load: &Load, duration: Duration
         };
         threads.into_iter().map(outcome).collect()
     });
-    let mut all = Tally { done: 0, time: start.elapsed(), histogram: histogram() };
+    let mut all = Tally { done: 0, time: start.elapsed(), histogram: latency_histogram() };
     for outcome in outcomes {
         let tally = outcome?;
         all.done += tally.done;
@@ -379,7 +367,7 @@ fn by_threads(file: &File, buffers: Vec<Buffer>, load: &Load, duration: Duration
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fs::close::tests::where_calls_fail;
+    use crate::fs::close::tests::{fail_where, where_calls_fail};
 
     const QUICK: Settings = Settings { duration: Duration::from_millis(20), bytes: Some(4096), depth: Some(2) };
 
@@ -396,15 +384,18 @@ mod tests {
     fn a_file_loses_its_name_even_without_direct_access() {
         let places = [tempfile::tempdir().ok(), tempfile::tempdir_in("/dev/shm").ok()];
         for directory in places.into_iter().flatten() {
-            let path = directory.path().join("file");
-            let (file, direct) = make_unnamed(&path).expect("it can be made");
+            let path = directory.path();
+            // As on a file system without files that have had no name.
+            let without = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::LARGEFILE;
+            let make = || {
+                fail_where(libc::SYS_openat, (2, u64::from(without.bits())), libc::EOPNOTSUPP);
+                make_unnamed(path)
+            };
+            let made = std::thread::scope(|scope| scope.spawn(make).join()).expect("its end");
+            let (file, direct) = made.expect("it can be made");
             let flags = rustix::fs::fcntl_getfl(&file).expect("an open file");
             assert_eq!(flags.contains(OFlags::DIRECT), direct, "{}", path.display());
-            assert_eq!(directory.path().read_dir().expect("readable").count(), 0, "{}", path.display());
-            // The file of another process stays.
-            std::fs::write(&path, b"x").expect("writable");
-            assert_eq!(make_unnamed(&path).err(), Some(Errno::EXIST));
-            assert!(path.exists());
+            assert_eq!(path.read_dir().expect("readable").count(), 0, "{}", path.display());
         }
     }
 

@@ -202,7 +202,7 @@ pub fn from_files(root: &Root) -> Facts {
         is_root: is_root(root),
         is_container: is_container(root),
         processors: processors.max(listed(&text("sys/devices/system/cpu/online"))),
-        numa_nodes: numbered(root, "sys/devices/system/node", "node") as u32,
+        numa_nodes: listed(&text("sys/devices/system/node/online")),
         memory_kib: root.field("proc/meminfo", "MemTotal").map_or(0, |text| first_number(&text)),
         verbs_library: library("libibverbs.so.1").unwrap_or_default(),
         cm_library: library("librdmacm.so.1").unwrap_or_default(),
@@ -253,14 +253,6 @@ fn listed(list: &str) -> u32 {
         last.parse::<u32>().ok()?.checked_sub(first.parse().ok()?)?.checked_add(1)
     };
     list.split(',').filter_map(count).fold(0, u32::saturating_add)
-}
-
-/// Counts the entries whose names are `prefix` and a number.
-fn numbered(root: &Root, path: &str, prefix: &str) -> usize {
-    let is_one = |name: &String| {
-        name.strip_prefix(prefix).is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit()))
-    };
-    root.names(path).iter().filter(|name| is_one(name)).count()
 }
 
 /// Whether the effective capabilities contain CAP_IPC_LOCK, which lifts the limit on locked memory. It has no effect in

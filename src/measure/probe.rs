@@ -236,7 +236,7 @@ pub fn try_all(request: &ProbeRequest) -> Vec<Attempt> {
         let (address, ticket) = (SocketAddr::new(ip, targets.port), targets.ticket);
         start(place, Box::new(move || connect_tcp(address, &ticket)));
     }
-    let remote: Vec<Offered> = targets.rdma.iter().filter_map(remote_endpoint).collect();
+    let remote: Vec<Offered> = targets.rdma.iter().map(remote_endpoint).collect();
     let local = if remote.is_empty() { Ok(Vec::new()) } else { rdma::endpoints() };
     match (local, adapters().map(Arc::new)) {
         (Ok(local), Some(adapters)) => {
@@ -271,13 +271,13 @@ fn timed(address: IpAddr, is_rdma: bool, attempt: impl FnOnce() -> Outcome) -> A
     Attempt { address, is_rdma, outcome, micros: started.elapsed().as_micros() as u64 }
 }
 
-fn remote_endpoint(probe: &RdmaTarget) -> Option<Offered> {
-    Some(Offered {
+fn remote_endpoint(probe: &RdmaTarget) -> Offered {
+    Offered {
         hardware: probe.is_hardware,
         address: SocketAddr::new(probe.address.ip, probe.port),
         prefix_bits: probe.address.prefix_bits,
         rate_mbps: probe.rate_mbps,
-    })
+    }
 }
 
 fn connect_tcp(address: SocketAddr, ticket: &[u8; TICKET_BYTES]) -> Attempt {

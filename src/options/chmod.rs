@@ -72,7 +72,7 @@ impl Change {
                 b'u' => (who, set_id) = (who | 0o100, set_id | 0o4000),
                 b'g' => (who, set_id) = (who | 0o010, set_id | 0o2000),
                 b'o' => who |= 0o001,
-                b'a' => who |= 0o111,
+                b'a' => (who, set_id) = (who | 0o111, set_id | 0o6000),
                 b'+' | b'-' | b'=' => {
                     rest = after;
                     break first;
@@ -160,6 +160,15 @@ mod tests {
             ("-u", 0o7654, false, 0o7010),
             ("u=g,o=u", 0o754, true, 0o555),
             ("Dg=u", 0o641, false, 0o641),
+            ("a-s", 0o2755, false, 0o755),
+            ("a-s", 0o6755, true, 0o755),
+            ("ua-s", 0o6755, false, 0o755),
+            ("a+s", 0o644, false, 0o6644),
+            ("ga+s", 0o644, false, 0o6644),
+            ("a=rxs", 0o644, false, 0o6555),
+            ("a=t", 0o7777, false, 0o1000),
+            ("a=x", 0o7777, false, 0o7111),
+            ("u=t", 0o7777, false, 0o3077),
         ] {
             let chmod = Chmod::parse(text, 0o022).expect("changes");
             assert_eq!(chmod.applied(mode, is_directory), expected, "{text} of {mode:o}");

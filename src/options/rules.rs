@@ -146,8 +146,8 @@ pub(crate) fn read_bounded(file: &OsStr, bytes_max: u64) -> Result<Vec<u8>, Stri
 }
 
 fn add_lines_of_rules(rules: &mut Vec<Rule>, text: &[u8], is_include: bool, end: u8) {
-    let before_end = if end == b'\n' { &b"\r"[..] } else { b"" };
-    let lines = text.split(|&byte| byte == end).map(|line| line.strip_suffix(before_end).unwrap_or(line));
+    let is_end = |&byte: &u8| byte == end || end == b'\n' && byte == b'\r';
+    let lines = text.split(is_end);
     let lines = lines.filter(|line| !line.is_empty() && !line.starts_with(b"#") && !line.starts_with(b";"));
     lines.for_each(|line| add_rule(rules, line, is_include));
 }
@@ -186,9 +186,14 @@ mod tests {
             let expected = [("*.o", own), ("keep.o", true), ("/top", false), (" a", own), ("last", own)];
             assert_eq!(shown(own), expected.map(|(text, is_include)| (text.to_owned(), is_include)));
         }
+        let patterns = |text: &[u8], end| {
+            let mut rules = Vec::new();
+            add_lines_of_rules(&mut rules, text, false, end);
+            rules.into_iter().map(|rule| rule.pattern.to_vec()).collect::<Vec<_>>()
+        };
+        // As with rsync, each of both bytes ends a line.
+        assert_eq!(patterns(b"a\r#b\rc\r\r\nd\n\re", b'\n'), [b"a", b"c", b"d", b"e"]);
         // Patterns that end with a zero byte may contain line ends.
-        let mut rules = Vec::new();
-        add_lines_of_rules(&mut rules, b"a\nb\r\0#\n\0\0c", false, 0);
-        assert_eq!(rules.iter().map(|rule| &*rule.pattern).collect::<Vec<_>>(), [&b"a\nb\r"[..], b"c"]);
+        assert_eq!(patterns(b"a\nb\r\0#\n\0\0c", 0), [&b"a\nb\r"[..], b"c"]);
     }
 }

@@ -12,7 +12,7 @@ use blake3::Hash;
 use flume::{Receiver, Sender};
 use memmap2::MmapMut;
 use rustix::fs::OFlags;
-use rustix::io::{Errno, pread};
+use rustix::io::{Errno, pread, retry_on_intr};
 
 use super::ahead::{Ahead, Pace};
 use super::manifest::digest::RangeDigest;
@@ -168,16 +168,11 @@ fn read_direct(file: &OwnedFd, buffer: &mut [u8], at: u64, length: usize) -> Res
     let room = length.next_multiple_of(ALIGNMENT);
     let mut done = 0;
     while done < length {
-        match pread(file, &mut buffer[done..room], at + done as u64) {
-            Err(Errno::INTR) => {}
-            count => {
-                let count = count?;
-                done += count;
-                // A read that ends off alignment has reached the end of the file.
-                if done < length && (count == 0 || !done.is_multiple_of(ALIGNMENT)) {
-                    return Err(Errno::NODATA);
-                }
-            }
+        let count = retry_on_intr(|| pread(file, &mut buffer[done..room], at + done as u64))?;
+        done += count;
+        // A read that ends off alignment has reached the end of the file.
+        if done < length && (count == 0 || !done.is_multiple_of(ALIGNMENT)) {
+            return Err(Errno::NODATA);
         }
     }
     Ok(())

@@ -40,7 +40,7 @@ use rustix::process::geteuid;
 
 use crate::fault::printable;
 use crate::fs::accounts::own_home;
-use crate::fs::{hash16, here, is_regular, plain_fact};
+use crate::fs::{OwnerAccess, hash16, here, is_regular, plain_fact};
 use crate::options::TreeOptions;
 
 /// First bytes of the file. The last number is the version of the format.
@@ -189,7 +189,7 @@ impl DigestCache {
     ///
     /// Fails with the path of the cache and the reason why it is not used. The file is then left as it is.
     pub fn open(path: &Path) -> Result<Self, (PathBuf, Unusable)> {
-        let is_default = path.as_os_str().is_empty();
+        let (is_default, _access) = (path.as_os_str().is_empty(), OwnerAccess::grant());
         let none = || (PathBuf::from("~/.cache/rdma-pipe/digests"), Errno::NOENT.into());
         let path = if is_default { default_path().ok_or_else(none)? } else { path.to_owned() };
         let mut unmade = None;

@@ -543,6 +543,24 @@ fn a_mark_of_what_is_copied_is_a_failure() {
     }
 }
 
+/// However many names and marks a directory has.
+#[test]
+fn a_mark_without_its_entry_is_passed_over() {
+    let tree = Generation::new();
+    fs::create_dir(tree.path("to")).expect("a directory");
+    let mark = |name: &str| tree.write(&format!("from/{}", name_beside(name.as_bytes(), UNFINISHED)), b"");
+    for number in 0..5000 {
+        tree.write(&format!("from/{number}"), b"");
+        if number < 20 {
+            mark(&number.to_string());
+            mark(&format!("{number} is gone"));
+        }
+    }
+    let options = TreeOptions { dry_run: true, ..sync() };
+    let (sent, _) = copy(&tree.path("from"), &tree.path("to"), &options, true);
+    assert_eq!(sent.figures.failed, 20, "{:?}", sent.failures);
+}
+
 /// Entries that the source no longer has when a generation is resumed do not stay in it, whatever kind they were.
 #[test]
 fn an_unfinished_generation_becomes_what_the_source_is_by_then() {

@@ -39,7 +39,7 @@ mod unfinished_tests;
 pub mod walk;
 pub mod watch;
 
-pub use root::{Only, Root};
+pub use root::{Only, Root, is_itself};
 
 use std::ffi::OsStr;
 use std::os::fd::BorrowedFd;

@@ -151,14 +151,9 @@ enum Expects {
         bytes: [u8; HEAD_BYTES],
         length: usize,
     },
-    Padding {
-        left: u64,
-        item: u32,
-        position: u64,
-        length: usize,
-    },
-    /// The rest of a range of a large file, in bytes.
+    /// Padding, and then the rest of a range of a large file, in bytes.
     Range {
+        padding: usize,
         item: u32,
         position: u64,
         left: usize,
@@ -220,15 +215,12 @@ impl Unpacker {
                     }
                     taken
                 }
-                Expects::Padding { left, item, position, length } => {
-                    let taken = (*left).min(rest.len() as u64);
-                    *left -= taken;
-                    if *left == 0 {
-                        self.expects = Expects::Range { item: *item, position: *position, left: *length };
-                    }
-                    taken as usize
+                Expects::Range { padding: padding @ 1.., .. } => {
+                    let taken = (*padding).min(rest.len());
+                    *padding -= taken;
+                    taken
                 }
-                Expects::Range { item, position, left } => {
+                Expects::Range { item, position, left, .. } => {
                     let taken = (*left).min(rest.len());
                     push(*item, *position, Arc::new(Piece { whole: Arc::clone(whole), range: at..at + taken }))?;
                     *position += taken as u64;
@@ -279,9 +271,8 @@ impl Expects {
             (Head::Data { item: 0, length, position }, _) => {
                 Self::Records { position, length: length as usize, gathered: Vec::new() }
             }
-            (Head::Data { item, length, position }, 0) => Self::Range { item, position, left: length as usize },
-            (Head::Data { item, length, position }, left) => {
-                Self::Padding { left, item, position, length: length as usize }
+            (Head::Data { item, length, position }, padding) => {
+                Self::Range { padding: padding as usize, item, position, left: length as usize }
             }
         }
     }

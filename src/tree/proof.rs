@@ -86,18 +86,21 @@ impl Contents {
 }
 
 /// The records of a tree, in order.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Outline {
     entries: blake3::Hasher,
     rights: blake3::Hasher,
-    depth: usize,
+    /// Names of the directories that have been entered.
+    names: Vec<Vec<u8>>,
+    /// Whether there is a single root. Its name is not part of a path, because each host may give it another name.
+    pub(super) is_single: bool,
     options: TreeOptions,
 }
 
 impl Outline {
     /// Creates the outline of a tree that is sent with these options.
     pub fn new(options: &TreeOptions) -> Self {
-        Self { entries: blake3::Hasher::new(), rights: blake3::Hasher::new(), depth: 0, options: options.clone() }
+        Self { options: options.clone(), ..Self::default() }
     }
 
     /// Adds the next record. Records that bring the contents of a file listed before must not be added.
@@ -109,14 +112,14 @@ impl Outline {
             Record::Special { .. } if !self.options.specials => {}
             Record::Directory { name, metadata } => {
                 self.begin(DIRECTORY, name);
-                if self.depth > 0 || !self.options.keeps_root {
+                if !self.names.is_empty() || !self.options.keeps_root {
                     self.describe(&metadata, true, self.options.keeps_times(true));
                 }
-                self.depth += 1;
+                self.names.push(name.to_vec());
             }
             Record::Leave => {
                 self.begin(LEAVE, b"");
-                self.depth = self.depth.saturating_sub(1);
+                self.names.pop();
             }
             Record::File { name, metadata, data } => self.file(name, &metadata, data.len() as u64),
             Record::Large { name, metadata, size, .. } | Record::Listed { name, metadata, size } => {
@@ -146,6 +149,12 @@ impl Outline {
             | Record::Closed { .. }
             | Record::End { .. } => {}
         }
+    }
+
+    /// Returns the path of an entry in the directory entered last.
+    pub(super) fn path(&self, name: &[u8]) -> Vec<u8> {
+        let names = self.names.iter().map(Vec::as_slice).chain([name]).skip(usize::from(self.is_single));
+        names.collect::<Vec<_>>().join(&b'/')
     }
 
     fn file(&mut self, name: &[u8], metadata: &Metadata<'_>, size: u64) {
@@ -240,36 +249,6 @@ fn put(hasher: &mut blake3::Hasher, bytes: &[u8]) {
     hasher.update(&(bytes.len() as u64).to_le_bytes()).update(bytes);
 }
 
-/// A place in a tree, as its records come.
-pub(super) struct Position {
-    /// Names of the directories that have been entered.
-    names: Vec<Vec<u8>>,
-    /// Whether there is a single root. Its name is not part of the tree, because each host may give it another name.
-    is_single: bool,
-}
-
-impl Position {
-    /// Creates the place before the first record.
-    pub(super) fn new(is_single: bool) -> Self {
-        Self { names: Vec::new(), is_single }
-    }
-
-    /// Follows the next record.
-    pub(super) fn take(&mut self, record: &Record<'_>) {
-        match *record {
-            Record::Directory { name, .. } => self.names.push(name.to_vec()),
-            Record::Leave => drop(self.names.pop()),
-            _ => {}
-        }
-    }
-
-    /// Path of an entry here.
-    pub(super) fn path(&self, name: &[u8]) -> Vec<u8> {
-        let names = self.names.iter().map(Vec::as_slice).chain([name]).skip(usize::from(self.is_single));
-        names.collect::<Vec<_>>().join(&b'/')
-    }
-}
-
 /// A large file of which the data is hashed as it arrives, and kept nowhere.
 pub(super) struct Passing {
     path: Vec<u8>,
@@ -310,7 +289,6 @@ impl Passing {
 pub struct Summing {
     outline: Outline,
     contents: Contents,
-    position: Position,
     large: BTreeMap<u32, Passing>,
     /// Whether the tree cannot be described.
     is_void: bool,
@@ -320,9 +298,8 @@ impl Summing {
     /// Prepares for this many roots that are sent with these options.
     pub fn new(roots: usize, options: &TreeOptions) -> Self {
         Self {
-            outline: Outline::new(options),
+            outline: Outline { is_single: roots == 1, ..Outline::new(options) },
             contents: Contents::default(),
-            position: Position::new(roots == 1),
             large: BTreeMap::new(),
             is_void: false,
         }
@@ -339,13 +316,12 @@ impl Summing {
         let mut rest = data;
         while let Ok(Some(record)) = Record::decode(&mut rest) {
             self.outline.take(&record);
-            self.position.take(&record);
             match record {
                 Record::File { name, data, .. } => {
-                    self.contents.add(&self.position.path(name), data.len() as u64, blake3::hash(data).as_bytes());
+                    self.contents.add(&self.outline.path(name), data.len() as u64, blake3::hash(data).as_bytes());
                 }
                 Record::Large { name, item, size, .. } => {
-                    self.large.insert(item, Passing::new(self.position.path(name), size));
+                    self.large.insert(item, Passing::new(self.outline.path(name), size));
                 }
                 Record::Closed { item, data_bytes, is_intact } => {
                     let file = self.large.remove(&item).filter(|_| is_intact);

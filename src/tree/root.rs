@@ -58,8 +58,13 @@ impl Only {
 
     /// Whether the directory itself is one of the paths.
     pub fn is_root(&self) -> bool {
-        self.paths.iter().any(|path| path.split(|&byte| byte == b'/').all(|name| [&b""[..], b"."].contains(&name)))
+        self.paths.iter().any(|path| is_itself(path))
     }
+}
+
+/// Whether a path leads to the directory that it is relative to.
+pub fn is_itself(path: &[u8]) -> bool {
+    path.split(|&byte| byte == b'/').all(|name| [&b""[..], b"."].contains(&name))
 }
 
 impl Root {

@@ -75,7 +75,7 @@ use super::walk::INLINE_BYTES_MAX;
 use super::{Fault, SOURCE_IS_EMPTY};
 use crate::fs::direct::write::Writes;
 use crate::fs::partial;
-use crate::fs::{io_fact, plain_fact};
+use crate::fs::{OwnerAccess, io_fact, plain_fact};
 use backup::Backup;
 use basis::Compared;
 pub use destination::{Destination, Names};
@@ -178,6 +178,7 @@ pub struct TreeSink {
     /// What the tree must be, if that is known; and whether it has turned out to be a different one.
     proving: Option<Proving>,
     is_other: bool,
+    _access: OwnerAccess,
 }
 
 impl TreeSink {
@@ -213,9 +214,13 @@ impl TreeSink {
         let patterns = Patterns::new(&options.rules.0)
             .map_err(|(rule, reason)| plain_fact(OsStr::from_bytes(&rule.pattern), reason))?;
         crate::fs::raise_open_files();
+        let access = OwnerAccess::grant();
         let owners = Owners::new(&options).map_err(|reason| plain_fact(directory.as_os_str(), reason))?;
         let opened = OpenDirectory::open_top(directory, options.dry_run);
         let (top, is_there) = opened.map_err(|error| io_fact(directory.as_os_str(), error))?;
+        if is_there && directory::is_removed(&top.0) {
+            return Err(io_fact(directory.as_os_str(), Errno::NOENT));
+        }
         let backup = if is_there { Backup::new(top.0.as_fd(), &names, &options) } else { Ok(None) };
         let backup = backup.inspect_err(|_| directory::close_again(&top))?;
         let (cache, without) = DigestCache::asked(&options);
@@ -284,6 +289,7 @@ impl TreeSink {
             held: (awaits_proof || proving.is_some()).then(Held::default),
             proving,
             is_other: false,
+            _access: access,
         };
         for _ in 0..threads {
             let (shared, queue) = (Arc::clone(&sink.shared), queue.clone());
@@ -405,7 +411,7 @@ impl TreeSink {
             let (offset, mut acls) = (bytes.len() - rest.len(), Vec::new());
             let Some(mut record) = Record::decode(&mut rest)? else { break };
             if let (Some(proving), None) = (&mut self.proving, &self.wanted) {
-                proving.take(&record);
+                proving.outline.take(&record);
             }
             self.shared.owners.localize(&mut record, &mut acls);
             self.order.check(&record)?;

@@ -230,7 +230,6 @@ impl Walk {
             opened: Vec::new(),
             sent,
             failures: 0,
-            listing: Vec::new(),
             reader,
             scratch: Vec::new(),
             directories: 0,

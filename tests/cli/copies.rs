@@ -249,6 +249,33 @@ fn what_an_interrupted_copy_keeps_is_said_and_resumed() {
     assert!(shown.ends_with("rdcp: interrupted; nothing kept to resume\r\n"), "{shown:?}");
 }
 
+/// ssh leaves echo on when it asks about a host key. A remark stands on a line of its own then; a log gets the plain line.
+#[test]
+fn a_remark_is_not_written_over_a_question() {
+    let lab = Lab::new();
+    fs::write(lab.join("file"), "data").expect("a file");
+    lab.script("asking", "printf 'Continue (yes/no)? ' >/dev/tty; exec sleep 100");
+    let line = line(&lab, "", &format!("{} h1:", at(&lab, "", "file"))).replace("/rsh'", "/asking'");
+    let mut asked = Session::start(&line);
+    let log = lab.join("log");
+    let mut logged = Session::start(&format!("{line} 2>'{}'", text(&log)));
+    asked.until("giving up on a host");
+    let until = std::time::Instant::now() + PATIENCE;
+    while !fs::read_to_string(&log).is_ok_and(|log| log.ends_with('\n')) && std::time::Instant::now() < until {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    for session in [&mut asked, &mut logged] {
+        session.type_in("\u{3}");
+    }
+    let (shown, ended) = asked.end();
+    ended.expect(130);
+    let said = "Continue (yes/no)? \r\nrdcp: h1 has not answered yet, unless asking has asked something above; ";
+    assert!(shown.starts_with(said), "{shown:?}");
+    logged.end().1.expect(130);
+    let said = "rdcp: h1 has not answered yet; giving up on a host after 120 s\n";
+    assert_eq!(fs::read_to_string(&log).expect("a log"), said);
+}
+
 #[test]
 fn errors_are_red_where_that_is_wanted() {
     const RED: &str = "\u{1b}[31m\u{1b}[1mrdcp:\u{1b}[0m cannot read /nonexistent: ";

@@ -272,6 +272,43 @@ fn a_file_whose_name_looks_like_an_option() {
     }
 }
 
+/// An option whose value was forgotten takes SRC or DST.
+#[test]
+fn a_word_that_an_option_has_taken_is_named() {
+    for (words, line) in [
+        (&["--exclude", "data", "backup:"][..], "SRC and DST are required besides --exclude data"),
+        (&["-t", "backup:"], "SRC is required besides -t backup:"),
+        (&["--target-directory=backup:"], "SRC is required"),
+        (&["--exclude=data", "backup:"], "SRC and DST are required"),
+        (&["--timeout", "30", "data"], "SRC and DST are required"),
+        (&["-aP", "data"], "SRC and DST are required"),
+        (&["--compress", "data"], "SRC and DST are required"),
+        (&["--sync", "-rt", "data"], "SRC and DST are required"),
+        (&["--filter", "- *.o", "data"], "SRC and DST are required"),
+    ] {
+        let told = ended(rdcp().args(words));
+        assert!(told.stderr.starts_with(&format!("rdcp: {line}; see --help\n")), "{words:?}: {}", told.stderr);
+        told.expect(1);
+    }
+}
+
+#[test]
+fn the_program_names_its_commands() {
+    let run = |word| ended(Command::new(PROGRAM).arg(word));
+    run("help").expect(0);
+    run("rdcpp").expect(1).one_line("rdma-pipe", &["unknown command rdcpp; the commands are rdcp, ", "; see --help"]);
+    // No word is broken where the terminal ends.
+    let shown = |columns| {
+        let mut command = Command::new(PROGRAM);
+        let told = command.arg("-h").env("COLUMNS", columns).stdin(Stdio::null()).output().expect("the program");
+        String::from_utf8(told.stdout).expect("UTF-8")
+    };
+    let (narrow, wide) = (shown("40"), shown("100"));
+    assert!(narrow.lines().all(|line| line.len() <= 40), "{narrow}");
+    assert!(narrow.split_whitespace().eq(wide.split_whitespace()), "{narrow}\n{wide}");
+    assert!(wide.contains("\n  rdsh      run a command on a host as ssh does, with fast input and output\n"), "{wide}");
+}
+
 #[test]
 fn too_few_and_too_many_arguments() {
     let scratch = Scratch::new();

@@ -13,6 +13,7 @@ mod failures;
 mod forms;
 mod limits;
 mod operators;
+mod orphans;
 mod told;
 
 use std::ffi::OsStr;

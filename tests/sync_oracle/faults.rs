@@ -183,6 +183,23 @@ fn a_mount_point_keeps_nothing_beside_it() {
     }
 }
 
+/// Nor is anything deleted on another file system at DST, which is no failure, as with rsync. Without `-x` it is one.
+#[test]
+fn a_file_system_at_the_destination_is_not_deleted() {
+    if !rustix::process::geteuid().is_root() {
+        return not_run("needs root, to mount a small file system");
+    }
+    for (way, code) in WAYS.iter().flat_map(|&way| [(way, 0), (way, 8)]) {
+        let lab = Lab::new();
+        plant(&lab, &["src/f", "dst/d/z"]);
+        let _small = ["dst/m", "dst/d/m"].map(|at| Small::mount(&lab.join(at), "1m"));
+        plant(&lab, &["dst/m/keep", "dst/d/m/keep"]);
+        run(&lab, way, if code == 0 { &["-x", "--delete"] } else { &["--delete"] }, false).expect(code);
+        are_there(&lab, &["dst/f", "dst/m/keep", "dst/d/m/keep"]);
+        assert!(!lab.join("dst/d/z").exists(), "{way:?}");
+    }
+}
+
 /// At most this many entries are deleted. The rest stay, which is reported.
 #[test]
 fn no_more_is_deleted_than_is_allowed() {

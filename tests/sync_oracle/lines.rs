@@ -2,7 +2,7 @@
 //! clocks, and every option.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -262,6 +262,68 @@ fn directories_lead_only_to_what_comes_of_a_list() {
             assert_eq!(left, 0, "{options:?} {way:?}: {:?}", lab.0.names());
         }
     }
+}
+
+/// As with rsync, SRC itself is a directory on the way to a path that begins with `./`. If it is private, so is DST.
+#[test]
+fn a_path_that_begins_with_a_dot_leads_through_the_source_itself() {
+    let lists = [
+        ("dotted", "./p/file"),
+        ("slashes", ".//p/file"),
+        ("both", "p/file\n./top"),
+        ("plain", "p/file\ntop"),
+        ("twice", "././p/file"),
+        ("all", "./"),
+    ];
+    let lists_as_options = lists.map(|(list, _)| format!("--files-from={list}"));
+    let mut cases: Vec<(&str, &str, bool)> = lists_as_options
+        .iter()
+        .map(|list| (&**list, "src/", !["plain", "twice"].iter().any(|name| list.ends_with(name))))
+        .collect();
+    cases.extend([("-R", "src/././p/file", true), ("-R", "src/./p/file", false)]);
+    for (option, source, leads) in cases {
+        for (more, is_there) in [(&[][..], false), (&[], true), (&["--no-implied-dirs"], false), (&["--delete"], true)]
+        {
+            for way in [Way::Within, Way::Push, Way::Pull] {
+                let lab = Lab::new();
+                fs::create_dir_all(lab.join("src/p")).expect("directories");
+                for file in ["src/p/file", "src/top"] {
+                    fs::write(lab.join(file), "x").expect("a file");
+                }
+                fs::set_permissions(lab.join("src"), fs::Permissions::from_mode(0o700)).expect("ours");
+                for (list, paths) in lists {
+                    fs::write(lab.join(list), paths).expect("a file");
+                }
+                for place in ["rsync", "rdcp"].into_iter().filter(|_| is_there) {
+                    fs::create_dir(lab.join(place)).expect("a directory");
+                    fs::set_permissions(lab.join(place), fs::Permissions::from_mode(0o755)).expect("ours");
+                }
+                let (options, sources) = ([&[option], more].concat(), [source.to_owned()]);
+                let theirs = by_rsync(&lab, &[&["-r"], &options[..]].concat(), &sources, "rsync/");
+                let ours = by_rdcp(&lab, way, &options, &sources, "rdcp/");
+                // Otherwise the time is that of the last change.
+                let is_implied = !options.contains(&"--no-implied-dirs");
+                let is_fine = |found: &Finding, _: &Snapshot| {
+                    let gets_time = is_implied && (leads || !found.path.is_empty());
+                    found.what == "modified" && [&b""[..], b"p"].contains(&&found.path[..]) && !gets_time
+                };
+                let lines = wrong(&lab, [theirs, ours], is_fine);
+                assert!(lines.is_empty(), "{options:?} {source} {way:?} {is_there}:\n{}", lines.join("\n"));
+            }
+        }
+    }
+}
+
+/// rsync would begin the path at the destination after the mark.
+#[test]
+fn a_mark_within_a_listed_path_is_refused() {
+    let lab = Lab::new();
+    fs::create_dir_all(lab.join("src/p")).expect("directories");
+    fs::write(lab.join("src/p/file"), "x").expect("a file");
+    fs::write(lab.join("list"), "p/./file\n").expect("a file");
+    let ours = by_rdcp(&lab, Way::Push, &["--files-from=list"], &["src/".to_owned()], "rdcp");
+    ours.expect(1).one_line("rdcp", &["p/./file", "/./"]);
+    assert!(!lab.join("rdcp").exists());
 }
 
 /// Targets of links, from nested directories.

@@ -3,8 +3,6 @@
 //! Each chunk is compressed by itself, so a replayed or reordered chunk still decompresses. A peer's payload never
 //! decompresses to more than the announced bytes, at most [`CHUNK_BYTES_MAX`], and never decides how much is allocated.
 
-use std::fmt;
-
 use lz4::block;
 
 use crate::frame::{CHUNK_BYTES_MAX, Compression};
@@ -74,12 +72,6 @@ impl Compressor {
     }
 }
 
-impl fmt::Debug for Compressor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Compressor")
-    }
-}
-
 /// Decompresses payloads. Each thread needs its own, which keeps about 100 KiB of state from its first payload to the
 /// next.
 #[derive(Default)]
@@ -111,12 +103,6 @@ impl Decompressor {
             }
         };
         (written == plain_bytes).then_some(())
-    }
-}
-
-impl fmt::Debug for Decompressor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Decompressor")
     }
 }
 

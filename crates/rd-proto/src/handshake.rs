@@ -51,7 +51,7 @@ use snow::HandshakeState;
 use zeroize::{Zeroize as _, Zeroizing};
 
 pub use self::channel::{CONTROL_PLAIN_BYTES_MAX, ControlChannel, ControlError};
-pub use self::key::{EmptyKey, GENERATED_KEY_CHARS, Key};
+pub use self::key::{GENERATED_KEY_CHARS, Key};
 
 /// Maximum length of an accepted handshake message, in bytes. This version's messages are shorter; the rest is for
 /// hellos of other versions.
@@ -333,12 +333,6 @@ impl Connecting {
         let mut confirm = vec![0; CONFIRM_BYTES];
         noise.write_message(&[], &mut confirm).map_err(noise_error)?;
         Ok((established(&hello, peer, proof, noise), confirm))
-    }
-}
-
-impl fmt::Debug for Connecting {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connecting").field("session", &self.hello.session).finish_non_exhaustive()
     }
 }
 

@@ -23,8 +23,6 @@
 
 mod cipher;
 
-use std::fmt;
-
 use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
 use zeroize::Zeroizing;
 
@@ -59,12 +57,6 @@ impl PayloadSecret {
     }
 }
 
-impl fmt::Debug for PayloadSecret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("PayloadSecret(redacted)")
-    }
-}
-
 /// Which chunks a transfer may contain. Both ends agree on this inside the authenticated session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accept {
@@ -80,39 +72,6 @@ pub struct PayloadKeys {
     secret: PayloadSecret,
     checksum: Checksum,
     accept: Accept,
-}
-
-/// Why a chunk was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RecordError {
-    /// Payload or covered header were changed, or belong to another transfer.
-    #[error("chunk {sequence} failed authentication")]
-    Forged {
-        /// Sequence in the chunk's header.
-        sequence: u64,
-    },
-    /// Payload or covered header were damaged.
-    #[error("chunk {sequence} failed its checksum")]
-    Damaged {
-        /// Sequence in the chunk's header.
-        sequence: u64,
-    },
-    /// The chunk is not encrypted, although the transfer is.
-    #[error("chunk {sequence} is not encrypted")]
-    NotSealed {
-        /// Sequence in the chunk's header.
-        sequence: u64,
-    },
-    /// The length of the payload differs from the length in the header.
-    #[error("chunk {sequence} has {payload_bytes} bytes instead of {wire_bytes}")]
-    Length {
-        /// Sequence in the chunk's header.
-        sequence: u64,
-        /// Payload length in the header, in bytes.
-        wire_bytes: u32,
-        /// Actual length of the payload, in bytes.
-        payload_bytes: usize,
-    },
 }
 
 impl PayloadKeys {
@@ -164,27 +123,17 @@ impl PayloadKeys {
         };
     }
 
-    /// Checks a chunk from a peer, and decrypts `payload` in place if the chunk is sealed.
-    ///
-    /// # Errors
-    ///
-    /// [`RecordError`]; `payload` may then hold anything and must not be used.
-    pub fn open(&self, header: &ChunkHeader, payload: &mut [u8]) -> Result<(), RecordError> {
-        let sequence = header.sequence;
-        if header.wire_bytes as usize != payload.len() {
-            let (wire_bytes, payload_bytes) = (header.wire_bytes, payload.len());
-            return Err(RecordError::Length { sequence, wire_bytes, payload_bytes });
-        }
-        let covered = covered(header);
-        match (header.sealed, self.accept) {
-            (true, _) => {
-                let is_genuine = self.cipher(sequence).open(&nonce(sequence), &covered, &header.tag, payload);
-                is_genuine.then_some(()).ok_or(RecordError::Forged { sequence })
+    /// Checks a chunk from a peer, and decrypts `payload` in place if the chunk is sealed. Returns whether the chunk is
+    /// genuine; if not, `payload` may hold anything and must not be used.
+    #[must_use]
+    pub fn open(&self, header: &ChunkHeader, payload: &mut [u8]) -> bool {
+        let (sequence, covered) = (header.sequence, covered(header));
+        header.wire_bytes as usize == payload.len()
+            && match (header.sealed, self.accept) {
+                (true, _) => self.cipher(sequence).open(&nonce(sequence), &covered, &header.tag, payload),
+                (false, Accept::Checksummed) => self.checksum.of(&covered, payload) == header.tag,
+                (false, Accept::SealedOnly) => false,
             }
-            (false, Accept::Checksummed) if self.checksum.of(&covered, payload) == header.tag => Ok(()),
-            (false, Accept::Checksummed) => Err(RecordError::Damaged { sequence }),
-            (false, Accept::SealedOnly) => Err(RecordError::NotSealed { sequence }),
-        }
     }
 
     /// Derives the key of a chunk's epoch anew for each chunk, which costs about 1 % of sealing 1 MiB and needs no
@@ -193,12 +142,6 @@ impl PayloadKeys {
         let epoch = sequence >> EPOCH_SHIFT;
         let key = derive(KEY_CONTEXT, &[&*self.secret.0, &epoch.to_le_bytes()]);
         Cipher::new(&key)
-    }
-}
-
-impl fmt::Debug for PayloadKeys {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PayloadKeys").field("accept", &self.accept).finish_non_exhaustive()
     }
 }
 
@@ -279,8 +222,8 @@ pub mod fuzz {
         for accept in [Accept::SealedOnly, Accept::Checksummed] {
             let mut payload = payload.to_vec();
             let opened = keys(accept).open(&header, &mut payload);
-            assert!(opened.is_err() || (payload.len() == header.wire_bytes as usize));
-            assert!(opened.is_err() || header.sealed || accept == Accept::Checksummed);
+            assert!(!opened || payload.len() == header.wire_bytes as usize);
+            assert!(!opened || header.sealed || accept == Accept::Checksummed);
         }
     }
 
@@ -353,7 +296,7 @@ mod tests {
                 let plain: Vec<u8> = (0..bytes).map(|at| at as u8 ^ 0x5a).collect();
                 let (header, mut payload) = sealed(is_sealed, 9, &plain);
                 assert_eq!(payload == plain, !is_sealed || bytes == 0);
-                keys().open(&header, &mut payload).expect("untouched");
+                assert!(keys().open(&header, &mut payload), "untouched");
                 assert_eq!(payload, plain);
             }
         }
@@ -370,20 +313,22 @@ mod tests {
                 other[bit / 8] ^= 1 << (bit % 8);
                 // A header that does not decode never reaches this module.
                 if let Some(other) = ChunkHeader::decode(&other) {
-                    assert_ne!(keys().open(&other, &mut payload.clone()), Ok(()), "bit {bit} of the header");
+                    assert!(!keys().open(&other, &mut payload.clone()), "bit {bit} of the header");
                 }
             }
             for bit in 0..payload.len() * 8 {
                 let mut other = payload.clone();
                 other[bit / 8] ^= 1 << (bit % 8);
-                let sequence = header.sequence;
-                let expected =
-                    if is_sealed { RecordError::Forged { sequence } } else { RecordError::Damaged { sequence } };
-                assert_eq!(keys().open(&header, &mut other), Err(expected), "bit {bit} of the payload");
+                assert!(!keys().open(&header, &mut other), "bit {bit} of the payload");
             }
             for other in [&payload[1..], &[&payload[..], &[0]].concat()] {
-                let opened = keys().open(&header, &mut other.to_vec());
-                assert!(matches!(opened, Err(RecordError::Length { .. })));
+                // Even with the right tag.
+                let (keys, covered, mut other) = (keys(), covered(&header), other.to_vec());
+                let tag = match is_sealed {
+                    true => keys.cipher(header.sequence).seal(&nonce(header.sequence), &covered, &mut other),
+                    false => keys.checksum.of(&covered, &other),
+                };
+                assert!(!keys.open(&ChunkHeader { tag, ..header }, &mut other), "another length");
             }
         }
     }
@@ -393,18 +338,18 @@ mod tests {
         for is_sealed in [true, false] {
             let (one, payload_one) = sealed(is_sealed, 1, b"one of them");
             let (two, payload_two) = sealed(is_sealed, 2, b"the other!!");
-            assert!(keys().open(&one, &mut payload_two.clone()).is_err());
-            assert!(keys().open(&two, &mut payload_one.clone()).is_err());
+            assert!(!keys().open(&one, &mut payload_two.clone()));
+            assert!(!keys().open(&two, &mut payload_one.clone()));
             let renumbered = ChunkHeader { sequence: 2, ..one };
-            assert!(keys().open(&renumbered, &mut payload_one.clone()).is_err());
+            assert!(!keys().open(&renumbered, &mut payload_one.clone()));
             let moved = ChunkHeader { position: 0, ..one };
-            assert!(keys().open(&moved, &mut payload_one.clone()).is_err());
+            assert!(!keys().open(&moved, &mut payload_one.clone()));
             let last = ChunkHeader { is_final: true, ..one };
-            assert!(keys().open(&last, &mut payload_one.clone()).is_err());
+            assert!(!keys().open(&last, &mut payload_one.clone()));
             // The halves of a payload are hashed separately, so moving bytes between them is noticed.
             let (header, mut payload) = sealed(false, 1, b"front back!front.back!");
             payload.rotate_left(11);
-            assert!(keys().open(&header, &mut payload).is_err());
+            assert!(!keys().open(&header, &mut payload));
         }
     }
 
@@ -412,7 +357,8 @@ mod tests {
     fn encryption_cannot_be_stripped() {
         let (header, mut payload) = sealed(false, 1, b"in clear");
         let strict = PayloadKeys::new(PayloadSecret::from_bytes([7; 32]), Accept::SealedOnly);
-        assert_eq!(strict.open(&header, &mut payload), Err(RecordError::NotSealed { sequence: 1 }));
+        assert!(!strict.open(&header, &mut payload));
+        assert!(keys().open(&header, &mut payload), "where it is agreed");
     }
 
     #[test]
@@ -436,7 +382,7 @@ mod tests {
             let mut header = ChunkHeader { sequence, ..header(true, 0, b"x") };
             let mut payload = *b"x";
             keys().seal(&mut header, &mut payload);
-            keys().open(&header, &mut payload).expect("untouched");
+            assert!(keys().open(&header, &mut payload), "untouched");
             assert_eq!(payload, *b"x");
         }
     }
@@ -451,7 +397,7 @@ mod tests {
         for is_sealed in [true, false] {
             let (header, mut payload) = sealed(is_sealed, 1, b"payload");
             let other = PayloadKeys::new(PayloadSecret::from_bytes([8; 32]), Accept::Checksummed);
-            assert!(other.open(&header, &mut payload).is_err(), "sealed {is_sealed}");
+            assert!(!other.open(&header, &mut payload), "sealed {is_sealed}");
         }
     }
 
@@ -493,9 +439,9 @@ mod tests {
             let (header, mut payload) = sealed(is_sealed, sequence, &plain);
             let at = at.index(payload.len());
             payload[at] ^= with;
-            prop_assert!(keys().open(&header, &mut payload.clone()).is_err());
+            prop_assert!(!keys().open(&header, &mut payload.clone()));
             payload[at] ^= with;
-            prop_assert!(keys().open(&header, &mut payload).is_ok());
+            prop_assert!(keys().open(&header, &mut payload));
             prop_assert_eq!(payload, plain);
         }
 
@@ -521,8 +467,8 @@ mod tests {
         };
         keys().seal(&mut header, &mut payload);
         let other = ChunkHeader { plain_bytes: 101, ..header };
-        assert!(keys().open(&other, &mut payload.clone()).is_err());
+        assert!(!keys().open(&other, &mut payload.clone()));
         let other = ChunkHeader { compression: Compression::Zstd, ..header };
-        assert!(keys().open(&other, &mut payload).is_err());
+        assert!(!keys().open(&other, &mut payload));
     }
 }

@@ -109,18 +109,12 @@ impl Drop for EventChannel {
 pub enum EventKind {
     /// The address was resolved.
     AddressResolved,
-    /// The address could not be resolved.
-    AddressError,
     /// The route was resolved.
     RouteResolved,
-    /// The route could not be resolved.
-    RouteError,
     /// A peer asks to connect; the event carries the new identifier.
     ConnectRequest,
-    /// Connecting failed.
-    ConnectError,
-    /// The peer did not answer.
-    Unreachable,
+    /// The address or the route could not be resolved, connecting failed, or the peer did not answer.
+    Failed,
     /// The peer rejected the request, or no process listens.
     Rejected,
     /// Connected.
@@ -137,12 +131,9 @@ impl EventKind {
     fn from_raw(raw: u32) -> Self {
         match raw {
             0 => Self::AddressResolved,
-            1 => Self::AddressError,
+            1 | 3 | 6 | 7 => Self::Failed,
             2 => Self::RouteResolved,
-            3 => Self::RouteError,
             4 => Self::ConnectRequest,
-            6 => Self::ConnectError,
-            7 => Self::Unreachable,
             8 => Self::Rejected,
             9 => Self::Established,
             10 => Self::Disconnected,

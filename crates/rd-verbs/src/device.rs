@@ -1,6 +1,7 @@
 //! Devices, their capabilities, their asynchronous events, and the addresses of this host.
 
 use std::ffi::{CStr, c_char, c_int};
+use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
@@ -196,17 +197,13 @@ impl Device {
         // SAFETY: the context is open, since `device.id` is alive; no other object made on it is left.
         let (command_fd, async_fd) =
             unsafe { ((*device.context.as_ptr()).cmd_fd, (*device.context.as_ptr()).async_fd) };
-        // SAFETY: the path is a literal.
-        let null = unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
-        if null < 0 {
+        let Ok(null) = File::options().read(true).write(true).open("/dev/null") else {
             return Err(Arc::new(device));
-        }
+        };
         for fd in [command_fd, async_fd] {
             // SAFETY: both belong to this context. Only librdmacm still refers to them, and only to close them.
-            unsafe { libc::dup3(null, fd, libc::O_CLOEXEC) };
+            unsafe { libc::dup3(null.as_raw_fd(), fd, libc::O_CLOEXEC) };
         }
-        // SAFETY: the descriptor was opened above, and is closed once.
-        unsafe { libc::close(null) };
         Ok(())
     }
 }

@@ -6,6 +6,8 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
+use crate::memory::Segment;
+
 pub const ACCESS_LOCAL_WRITE: c_int = 1;
 pub const QPT_RC: c_uint = 2;
 pub const QPS_ERR: c_uint = 6;
@@ -58,20 +60,14 @@ pub struct Context {
 
 /// Prefix of `struct ibv_pd`
 #[repr(C)]
-pub struct Pd {
-    pub context: *mut Context,
-}
+pub struct Pd(*mut Context);
 
-/// `struct ibv_mr`
+/// Prefix of `struct ibv_mr`
 #[repr(C)]
 pub struct Mr {
-    pub context: *mut Context,
-    pub pd: *mut Pd,
-    pub addr: *mut c_void,
-    pub length: usize,
+    pub before: [usize; 4],
     pub handle: u32,
     pub lkey: u32,
-    pub rkey: u32,
 }
 
 /// Prefix of `struct ibv_comp_channel`
@@ -83,15 +79,11 @@ pub struct CompChannel {
 
 /// Prefix of `struct ibv_cq`
 #[repr(C)]
-pub struct Cq {
-    pub context: *mut Context,
-}
+pub struct Cq(*mut Context);
 
 /// Prefix of `struct ibv_qp`
 #[repr(C)]
-pub struct Qp {
-    pub context: *mut Context,
-}
+pub struct Qp(*mut Context);
 
 /// `struct ibv_qp_cap`
 #[repr(C)]
@@ -123,21 +115,12 @@ pub struct QpAttr {
     pub rest: [u32; 35],
 }
 
-/// `struct ibv_sge`
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub struct Sge {
-    pub addr: u64,
-    pub length: u32,
-    pub lkey: u32,
-}
-
 /// `struct ibv_send_wr`; the unions after `send_flags` are for operations that are not used here.
 #[repr(C)]
 pub struct SendWr {
     pub wr_id: u64,
     pub next: *mut SendWr,
-    pub sg_list: *mut Sge,
+    pub sg_list: *mut Segment,
     pub num_sge: c_int,
     pub opcode: c_uint,
     pub send_flags: c_uint,
@@ -150,7 +133,7 @@ pub struct SendWr {
 pub struct RecvWr {
     pub wr_id: u64,
     pub next: *mut RecvWr,
-    pub sg_list: *mut Sge,
+    pub sg_list: *mut Segment,
     pub num_sge: c_int,
 }
 
@@ -163,67 +146,36 @@ pub struct WorkCompletion {
     pub opcode: c_uint,
     pub vendor_err: u32,
     pub byte_len: u32,
-    pub imm_data: u32,
-    pub qp_num: u32,
-    pub src_qp: u32,
-    pub wc_flags: c_uint,
-    pub pkey_index: u16,
-    pub slid: u16,
-    pub sl: u8,
-    pub dlid_path_bits: u8,
+    pub rest: [u32; 6],
 }
 
 /// `struct ibv_device_attr`
 #[repr(C)]
-#[derive(Clone, Copy)]
 pub struct DeviceAttr {
-    pub fw_ver: [c_char; 64],
-    pub node_guid: u64,
-    pub sys_image_guid: u64,
-    pub max_mr_size: u64,
-    pub page_size_cap: u64,
+    pub before: [u64; 12],
     pub vendor_id: u32,
-    pub vendor_part_id: u32,
-    pub hw_ver: u32,
+    pub before_max_qp: [u32; 2],
     pub max_qp: c_int,
     pub max_qp_wr: c_int,
     pub device_cap_flags: c_uint,
     pub max_sge: c_int,
-    pub max_sge_rd: c_int,
-    pub max_cq: c_int,
+    pub before_max_cqe: [c_int; 2],
     pub max_cqe: c_int,
-    pub rest: [c_int; 22],
-    pub max_pkeys: u16,
-    pub local_ca_ack_delay: u8,
-    pub phys_port_cnt: u8,
+    pub rest: [c_int; 23],
 }
 
 /// `struct ibv_port_attr`
 #[repr(C)]
-#[derive(Clone, Copy)]
 pub struct PortAttr {
     pub state: c_uint,
     pub max_mtu: c_uint,
     pub active_mtu: c_uint,
-    pub gid_tbl_len: c_int,
-    pub port_cap_flags: u32,
+    pub before_max_msg_sz: [u32; 2],
     pub max_msg_sz: u32,
-    pub bad_pkey_cntr: u32,
-    pub qkey_viol_cntr: u32,
-    pub pkey_tbl_len: u16,
-    pub lid: u16,
-    pub sm_lid: u16,
-    pub lmc: u8,
-    pub max_vl_num: u8,
-    pub sm_sl: u8,
-    pub subnet_timeout: u8,
-    pub init_type_reply: u8,
+    pub before_active_width: [u8; 19],
     pub active_width: u8,
     pub active_speed: u8,
-    pub phys_state: u8,
-    pub link_layer: u8,
-    pub flags: u8,
-    pub port_cap_flags2: u16,
+    pub rest: [u8; 7],
 }
 
 /// `struct ibv_async_event`

@@ -31,8 +31,15 @@ pub enum LoadError {
     NoVerbs,
 }
 
+impl LoadError {
+    /// Returns why the kernel has no verbs, if it has none. This asks no device, so it does not wait for one.
+    pub fn of_kernel() -> Option<Self> {
+        (!std::path::Path::new("/sys/class/infiniband_verbs").exists()).then_some(Self::NoVerbs)
+    }
+}
+
 macro_rules! api {
-    ($($library:literal { $($name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)* })*) => {
+    ($($handle:ident = $library:literal { $($name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)* })*) => {
         /// The functions of both libraries that this crate calls.
         pub(crate) struct Api {
             $($(pub(crate) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*)*
@@ -40,14 +47,15 @@ macro_rules! api {
 
         impl Api {
             fn load() -> Result<Self, LoadError> {
-                Ok(Self { $($($name: symbol($library, stringify!($name))?,)*)* })
+                $(let $handle = open($library)?;)*
+                Ok(Self { $($($name: symbol($handle, $library, stringify!($name))?,)*)* })
             }
         }
     };
 }
 
 api! {
-    "libibverbs.so.1" {
+    verbs = "libibverbs.so.1" {
         ibv_get_async_event: fn(*mut ffi::Context, *mut ffi::AsyncEvent) -> c_int;
         ibv_ack_async_event: fn(*mut ffi::AsyncEvent);
         ibv_query_device: fn(*mut ffi::Context, *mut ffi::DeviceAttr) -> c_int;
@@ -65,7 +73,7 @@ api! {
         ibv_modify_qp: fn(*mut ffi::Qp, *mut ffi::QpAttr, c_int) -> c_int;
         ibv_wc_status_str: fn(c_uint) -> *const c_char;
     }
-    "librdmacm.so.1" {
+    cm = "librdmacm.so.1" {
         rdma_create_event_channel: fn() -> *mut ffi::CmChannel;
         rdma_destroy_event_channel: fn(*mut ffi::CmChannel);
         rdma_create_id: fn(*mut ffi::CmChannel, *mut *mut ffi::CmId, *mut c_void, c_uint) -> c_int;
@@ -87,26 +95,18 @@ api! {
     }
 }
 
-/// Returns the library of that name, which is kept open until the process ends.
-fn library(name: &'static str) -> Result<&'static Library, LoadError> {
-    type Loaded = OnceLock<Result<Library, LoadError>>;
-    static VERBS: Loaded = OnceLock::new();
-    static CM: Loaded = OnceLock::new();
-    let loaded = if name == "libibverbs.so.1" { &VERBS } else { &CM };
-    loaded
-        .get_or_init(|| {
-            // SAFETY: the initialisers of these two libraries only set up their own tables. They start no threads and
-            // touch no state of this program.
-            unsafe { Library::new(name) }
-                .map_err(|error| LoadError::Missing { library: name, reason: error.to_string() })
-        })
-        .as_ref()
-        .map_err(Clone::clone)
+/// Opens a library, which is kept open until the process ends.
+fn open(name: &'static str) -> Result<&'static Library, LoadError> {
+    // SAFETY: the initialisers of these two libraries only set up their own tables. They start no threads and touch no
+    // state of this program.
+    match unsafe { Library::new(name) } {
+        Ok(library) => Ok(Box::leak(Box::new(library))),
+        Err(error) => Err(LoadError::Missing { library: name, reason: error.to_string() }),
+    }
 }
 
 /// Looks up one function. `F` must be its type as the header declares it: `api!` is the only caller.
-fn symbol<F: Copy>(library_name: &'static str, name: &'static str) -> Result<F, LoadError> {
-    let library = library(library_name)?;
+fn symbol<F: Copy>(library: &Library, library_name: &'static str, name: &'static str) -> Result<F, LoadError> {
     // SAFETY: the types in `api!` are those of the headers, and the library is never unloaded, so that the copied
     // function pointer stays valid.
     unsafe { library.get::<F>(name.as_bytes()) }
@@ -120,8 +120,8 @@ fn symbol<F: Copy>(library_name: &'static str, name: &'static str) -> Result<F, 
 /// a kernel module that is loaded later is found without a restart.
 pub(crate) fn api() -> Result<&'static Api, LoadError> {
     static API: OnceLock<Result<Api, LoadError>> = OnceLock::new();
-    if !std::path::Path::new("/sys/class/infiniband_verbs").exists() {
-        return Err(LoadError::NoVerbs);
+    if let Some(lacking) = LoadError::of_kernel() {
+        return Err(lacking);
     }
     API.get_or_init(Api::load).as_ref().map_err(Clone::clone)
 }

@@ -116,7 +116,8 @@ impl Drop for MemoryRegion {
     }
 }
 
-/// One entry of a scatter-gather list.
+/// One entry of a scatter-gather list, `struct ibv_sge`.
+#[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Segment {
     /// Address of the first byte.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::cm::Id;
 use crate::device::Device;
+use crate::library::{Api, api};
 use crate::memory::{MessageRegion, ProtectionDomain, Segment};
 use crate::{Error, check, ffi, set_nonblocking};
 
@@ -175,19 +176,9 @@ impl WorkCompletion {
 
     /// Returns libibverbs' description of the outcome, with the device's own code.
     pub fn reason(&self) -> String {
-        let words = match crate::library::api() {
-            Ok(api) => {
-                // SAFETY: the call returns a static string for any number.
-                let words = unsafe { (api.ibv_wc_status_str)(self.0.status) };
-                if words.is_null() {
-                    "unknown".into()
-                } else {
-                    // SAFETY: as above.
-                    unsafe { CStr::from_ptr(words) }.to_string_lossy()
-                }
-            }
-            Err(_) => "unknown".into(),
-        };
+        // SAFETY: the call returns a static string for any number.
+        let words = |api: &Api| unsafe { CStr::from_ptr((api.ibv_wc_status_str)(self.0.status)) }.to_string_lossy();
+        let words = api().map_or("unknown".into(), words);
         format!("{words} (status {}, vendor {:#x})", self.0.status, self.0.vendor_err)
     }
 }
@@ -205,9 +196,6 @@ pub struct Depths {
     /// fetched by the adapter. If the device does not allow that length, no message is sent inline.
     pub inline_bytes: u32,
 }
-
-/// Maximum number of segments that this crate posts in one work request.
-const SEGMENTS_MAX: usize = 2;
 
 /// A reliable queue pair, with the identifier that connects it.
 pub struct QueuePair {
@@ -355,7 +343,7 @@ impl QueuePair {
         unsafe { self.receive(work_id, &[self.messages.segment(slot, length)]) }
     }
 
-    /// Sends 1 or 2 segments as one message.
+    /// Sends segments, at most [`Depths::segments`], as one message.
     ///
     /// # Safety
     ///
@@ -374,11 +362,10 @@ impl QueuePair {
     ///
     /// As for [`QueuePair::send`].
     unsafe fn post(&self, work_id: u64, segments: &[Segment], flags: std::ffi::c_uint) -> Result<(), Error> {
-        let mut list = scatter_gather(segments);
         let mut request = ffi::SendWr {
             wr_id: work_id,
             next: ptr::null_mut(),
-            sg_list: list.as_mut_ptr(),
+            sg_list: segments.as_ptr().cast_mut(),
             num_sge: segments.len() as c_int,
             opcode: ffi::WR_SEND,
             send_flags: flags,
@@ -386,11 +373,12 @@ impl QueuePair {
             unions: [0; 11],
         };
         let mut refused = ptr::null_mut();
-        // SAFETY: the request and its list outlive the call, which copies them. The caller guarantees the memory.
+        // SAFETY: the request and its list outlive the call, which copies them and does not write to the list. The
+        // caller guarantees the memory.
         check("ibv_post_send", unsafe { (self.post_send)(self.raw.as_ptr(), &mut request, &mut refused) })
     }
 
-    /// Posts 1 or 2 segments to receive one message into. The segments are filled in order.
+    /// Posts segments, at most [`Depths::segments`], to receive one message into. The segments are filled in order.
     ///
     /// # Safety
     ///
@@ -401,11 +389,10 @@ impl QueuePair {
     ///
     /// The error of `ibv_post_recv`; `ENOMEM` if the queue is full. Nothing was posted then.
     pub unsafe fn receive(&self, work_id: u64, segments: &[Segment]) -> Result<(), Error> {
-        let mut list = scatter_gather(segments);
         let mut request = ffi::RecvWr {
             wr_id: work_id,
             next: ptr::null_mut(),
-            sg_list: list.as_mut_ptr(),
+            sg_list: segments.as_ptr().cast_mut(),
             num_sge: segments.len() as c_int,
         };
         let mut refused = ptr::null_mut();
@@ -422,13 +409,4 @@ impl Drop for QueuePair {
         // memory.
         unsafe { (self.id.api().rdma_destroy_qp)(self.id.raw.as_ptr()) };
     }
-}
-
-fn scatter_gather(segments: &[Segment]) -> [ffi::Sge; SEGMENTS_MAX] {
-    assert!(!segments.is_empty() && segments.len() <= SEGMENTS_MAX, "1 to {SEGMENTS_MAX} segments");
-    let mut list = [ffi::Sge::default(); SEGMENTS_MAX];
-    for (entry, segment) in list.iter_mut().zip(segments) {
-        *entry = ffi::Sge { addr: segment.address, length: segment.length, lkey: segment.local_key };
-    }
-    list
 }

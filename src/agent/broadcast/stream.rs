@@ -12,15 +12,14 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use flume::RecvTimeoutError;
 use rd_proto::control::IoFact;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use super::Shared;
-use crate::agent::end::Moves;
-use crate::control::frames::{BroadcastProof, Fault, Message};
+use super::{Shared, proof_of};
+use crate::agent::end::{Moves, awaited};
+use crate::control::frames::{Fault, Message};
 use crate::control::stages::{Attachment, Cut, Inlet, Outlet};
 use crate::fault::Exit;
 use crate::fs::queue::{DiskQueue, Unqueued};
@@ -70,7 +69,7 @@ impl Shared {
         let _ = rustix::pipe::fcntl_setpipe_size(&file, READ_BYTES);
         let unreadable = |error| Fault::unreadable(&io_fact(path.as_os_str(), error));
         let before = source::steady(&file).map_err(unreadable)?;
-        let (input, mut hasher, mut bytes) = (self.spool.input(), blake3::Hasher::new(), 0);
+        let (input, mut hasher) = (self.spool.input(), blake3::Hasher::new());
         let mut buffer = vec![0; READ_BYTES];
         loop {
             if self.is_stopped() {
@@ -87,7 +86,6 @@ impl Shared {
                 Err(error) => return Err(unreadable(error)),
             };
             hasher.update(&buffer[..length]);
-            bytes += length as u64;
             if input.append(&buffer[..length], &self.stop).is_err() {
                 return Err(self.given_up());
             }
@@ -96,8 +94,7 @@ impl Shared {
             source::check_unchanged(&file, path.as_os_str(), &before).map_err(|fact| Fault::unreadable(&fact))?;
         }
         // The proof is sent before any node can have the end of the stream.
-        let digest = *hasher.finalize().as_bytes();
-        (self.emit)(Message::BroadcastProof(BroadcastProof { bytes, digest, tree: None }));
+        (self.emit)(Message::BroadcastProof(proof_of(&hasher, None)));
         input.end().map_err(|_| self.given_up())
     }
 
@@ -189,8 +186,7 @@ impl Shared {
             put(slice.as_ref()).map_err(|unwritten| self.why_unwritten(unwritten))?;
         }
         let proof = self.await_proof()?;
-        let received = self.spool.status().received;
-        if (received, hasher.finalize().as_bytes()) != (proof.bytes, &proof.digest) {
+        if proof_of(&hasher, proof.tree) != proof {
             let detail = "data from an earlier host does not match the source";
             return Err(Fault::plain(Exit::Integrity.code(), detail));
         }
@@ -234,16 +230,7 @@ impl Shared {
 
     /// Waits until the stage has been started, for as long as the node lives.
     fn await_stage<T>(&self, attachment: &Attachment<T>) -> Result<T, Fault> {
-        loop {
-            match attachment.recv_timeout(LOOK_AGAIN) {
-                Ok(attached) => return attached,
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(Fault::plain(Exit::LinkLost.code(), "the stage was never started"));
-                }
-                Err(RecvTimeoutError::Timeout) if self.is_stopped() => return Err(self.given_up()),
-                Err(RecvTimeoutError::Timeout) => {}
-            }
-        }
+        awaited(attachment, || if self.is_stopped() { Err(self.given_up()) } else { Ok(()) })?
     }
 
     /// Returns why a stage gets no more of the stream. The caller knows a more precise reason.

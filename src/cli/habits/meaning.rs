@@ -1,6 +1,6 @@
 //! What each letter means to `rdcp`, in words for the manual.
 
-use super::{Behind, Here, Letter, NO_BLOCKS, NO_MOUNT_POINTS, Number};
+use super::letters::{Behind, Here, Letter, NO_BLOCKS, NO_MOUNT_POINTS, Number};
 
 impl Letter {
     /// Returns the meaning in `rdcp`, for the manual.

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-use super::{Here, NO_CVS, NO_DIRLINKS, NO_DIRS};
+use super::letters::{Here, NO_CVS, NO_DIRLINKS, NO_DIRS};
 
 /// Long options of rsync, and a few of cp, with their meanings in `rdcp`. Names with spaces between them mean the
 /// same. A name that ends in `=` takes a value.

@@ -238,6 +238,14 @@ fn what_hands_type() {
     }
 }
 
+#[test]
+fn the_value_of_another_program_is_refused_as_clap_does() {
+    let mut command = crate::cli::rdcp::CopyArguments::command();
+    let typed = ["rdcp", "--compress=gzip", "a", "h:"].map(OsString::from);
+    let error = command.try_get_matches_from_mut(&typed).expect_err("no such value");
+    assert_eq!(words("--compress gzip a h:"), Err(wrong::line(&error)));
+}
+
 /// 0 has no unit that would make it a limit.
 #[test]
 fn a_limit_of_nothing_is_none() {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-use super::is_number;
+use super::looks::is_number;
 use crate::fault::escaped;
 use crate::job::plan::Spec;
 

@@ -24,7 +24,7 @@ pub(super) fn storage(arguments: &PerfArguments, path: &OsStr) -> Result<Report,
         depth: load.depth.map(u32::from),
     };
     if settings.bytes.is_some_and(|bytes| bytes < 4096) {
-        return Err(Failure::new(Exit::Usage, "the block size of disk must be at least 4K"));
+        return Err(Exit::Usage.with("the block size of disk must be at least 4K"));
     }
     let rows = disk::measure(Path::new(path), settings, |row| {
         if arguments.output.verbose {

@@ -30,7 +30,7 @@ pub(super) fn check(options: &OutputOptions) -> Result<(), Failure> {
     match json.zip(options.plot.as_deref()) {
         Some((json, plot)) if are_one_file(json, plot) => {
             let line = format!("--json and --plot name the same file, {}; name two", escaped(plot.as_os_str()));
-            Err(Failure::new(Exit::Usage, line))
+            Err(Exit::Usage.with(line))
         }
         _ => Ok(()),
     }
@@ -50,5 +50,5 @@ pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
 
 fn unwritable(exit: Exit, path: &Path, error: &io::Error) -> Failure {
     let (name, reason) = (escaped(path.as_os_str()), printable(&error.to_string()));
-    Failure::new(exit, format!("cannot write {name}: {reason}"))
+    exit.with(format!("cannot write {name}: {reason}"))
 }

@@ -16,7 +16,7 @@ const LANES: u32 = 2;
 
 /// Returns the measurements, and a failure if one of the networks did not carry everything.
 pub(super) fn measure(arguments: &PerfArguments, target: &Target) -> Result<(Report, Option<Failure>), Failure> {
-    let usage = |message: &str| Err(Failure::new(Exit::Usage, message));
+    let usage = |message: &str| Err(Exit::Usage.with(message));
     let Target::Launched(host) = target else {
         return usage(
             "rails: rdperf serve runs one measurement at a time; give HOST alone, to start the other end by ssh",
@@ -117,7 +117,7 @@ pub(super) fn measure(arguments: &PerfArguments, target: &Target) -> Result<(Rep
     let lines = rows.len();
     let failure = (failed > 0).then(|| {
         let what = format!("{failed} of {lines} measurements failed; the table says why");
-        Failure::new(Exit::Partial, what)
+        Exit::Partial.with(what)
     });
     let rails = Rails { sentence: sentence(gain, count, ways.len()), ways: rows, gain };
     Ok((Report { wire: Some(wire), rails: Some(rails), ..Report::new() }, failure))
@@ -130,7 +130,7 @@ fn reason(failure: &Failure) -> String {
 /// Returns the networks to the other end; if there is only one, it has no name (`None`).
 fn ways(first: &Reached) -> Result<Vec<Option<Rail>>, Failure> {
     let ends = first.stream.local_addr().and_then(|local| Ok([local, first.stream.peer_addr()?]));
-    let ends = ends.map_err(|error| Failure::new(Exit::LinkLost, format!("lost the connection: {error}")))?;
+    let ends = ends.map_err(|error| Exit::LinkLost.with(format!("lost the connection: {error}")))?;
     let found = rails::find(&RailChoice::All, ends, &first.addresses);
     Ok(if found.is_empty() { vec![None] } else { found.into_iter().map(Some).collect() })
 }

@@ -65,9 +65,8 @@ pub(super) fn measure(
     session.driver.close();
     outcome?;
     let damaged = report.ping.as_ref().map_or(0, |ping| ping.damaged);
-    let failure = (damaged > 0).then(|| {
-        Failure::new(Exit::Integrity, format!("{damaged} messages came back corrupted from {}", session.peer))
-    });
+    let failure = (damaged > 0)
+        .then(|| Exit::Integrity.with(format!("{damaged} messages came back corrupted from {}", session.peer)));
     Ok((report, failure))
 }
 

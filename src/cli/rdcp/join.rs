@@ -15,7 +15,7 @@ use crate::fault::{Exit, Failure, escaped};
 /// Fails as the copy to the new host does. Exit 3 if there is no such job; exit 4 if the job ends without telling the
 /// outcome for the host.
 pub(super) fn join(job: &str, paths: &[OsString], options: &ReportOptions) -> Result<(), Failure> {
-    let [target] = paths else { return Err(Failure::new(Exit::Usage, "--join takes one argument: HOST or HOST:PATH")) };
+    let [target] = paths else { return Err(Exit::Usage.with("--join takes one argument: HOST or HOST:PATH")) };
     let reporter = Reporter::open("rdcp", options, &[], &Kept::default())?;
     reporter.begin();
     let request = JoinRequest { target: target.as_bytes().to_vec() };
@@ -26,7 +26,7 @@ pub(super) fn join(job: &str, paths: &[OsString], options: &ReportOptions) -> Re
             let line = escaped(outcome.line.as_ref());
             match outcome.exit {
                 0 => (None, Some(line)),
-                code => (Some(Failure::new(Exit::from_code(code), line)), None),
+                code => (Some(Exit::from_code(code).with(line)), None),
             }
         }
         Err(error) => {
@@ -35,9 +35,8 @@ pub(super) fn join(job: &str, paths: &[OsString], options: &ReportOptions) -> Re
                 JoinError::Protocol => Exit::Protocol,
                 JoinError::NoJob | JoinError::Io(_) => Exit::Connect,
             };
-            (Some(Failure::new(exit, format!("job {}: {error}", escaped(job.as_ref())))), None)
+            (Some(exit.with(format!("job {}: {error}", escaped(job.as_ref())))), None)
         }
     };
-    let told = reporter.finish(None, failure.as_ref(), None, last_line.as_deref());
-    failure.map_or(told, Err)
+    reporter.finish(None, failure, None, last_line.as_deref())
 }

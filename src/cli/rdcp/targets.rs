@@ -79,7 +79,7 @@ impl TargetOptions {
     ///
     /// Exit 1 if the targets are not valid.
     pub(super) fn resolve(&self, destination: Spec) -> Result<(Vec<Spec>, usize), Failure> {
-        let usage = |reason: String| Failure::new(Exit::Usage, reason);
+        let usage = |reason: String| Exit::Usage.with(reason);
         let mut targets = match &self.hosts {
             None => each(destination).map_err(usage)?,
             Some(hosts) => {
@@ -102,9 +102,9 @@ impl TargetOptions {
 
 /// Parses a value of `--to`.
 fn additional(target: &OsStr) -> Result<Spec, Failure> {
-    let named = |reason: &str| Failure::new(Exit::Usage, format!("--to {}: {reason}", escaped(target)));
+    let named = |reason: &str| Exit::Usage.with(format!("--to {}: {reason}", escaped(target)));
     if target.is_empty() {
-        return Err(Failure::new(Exit::Usage, "--to is empty; give HOST:PATH"));
+        return Err(Exit::Usage.with("--to is empty; give HOST:PATH"));
     }
     match Spec::parse(target).map_err(|reason| named(&reason))? {
         there @ Spec::There(..) => Ok(there),
@@ -264,7 +264,7 @@ pub(super) fn check_input(arguments: &CopyArguments, sources: &[Spec]) -> Result
     let reads_hosts = arguments.targets.hosts.as_ref().is_some_and(|hosts| hosts == "-");
     if reads_hosts && sources.contains(&Spec::Standard) {
         let line = "standard input (-) cannot be both the list of --hosts and another input";
-        return Err(Failure::new(Exit::Usage, line));
+        return Err(Exit::Usage.with(line));
     }
     Ok(())
 }
@@ -275,7 +275,7 @@ pub(super) fn check_input(arguments: &CopyArguments, sources: &[Spec]) -> Result
 ///
 /// Exit 1.
 pub(super) fn check(arguments: &CopyArguments, sources: &[Spec], targets: &[Spec]) -> Result<(), Failure> {
-    let refuse = |line: String| Err(Failure::new(Exit::Usage, line));
+    let refuse = |line: String| Err(Exit::Usage.with(line));
     if let Some(source) = sources.iter().find(|source| is_list(source.host())) {
         return refuse(format!("{} is a list of hosts, which only DST and --to may be", escaped(source.host())));
     }

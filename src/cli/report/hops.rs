@@ -165,6 +165,18 @@ impl job::Observer for HopsConsole<'_> {
         self.reporter.happened(Weight::Failed, line);
         self.area.complain(line);
     }
+
+    fn show_hosts(&mut self, hosts: &[HostShown], made: u64, is_all: bool, elapsed: Duration) {
+        let shown = HostsShown { hosts, made, is_all, elapsed };
+        self.hosts.tell(self.reporter, &shown);
+        self.line_of_hosts = self.area.is_on().then(|| self.hosts.line(&shown, self.area.columns()));
+    }
+
+    fn finish(&mut self) {
+        let held = std::mem::take(&mut self.notices.held);
+        self.tell_held(held);
+        self.area.clear();
+    }
 }
 
 impl pipeline::Observer for HopsConsole<'_> {
@@ -236,18 +248,6 @@ impl pipeline::Observer for HopsConsole<'_> {
         if let Some(unwritten) = &mut unwritten {
             unwritten.before_first_byte(self.area.clearing());
         }
-    }
-
-    fn show_hosts(&mut self, hosts: &[HostShown], made: u64, is_all: bool, elapsed: Duration) {
-        let shown = HostsShown { hosts, made, is_all, elapsed };
-        self.hosts.tell(self.reporter, &shown);
-        self.line_of_hosts = self.area.is_on().then(|| self.hosts.line(&shown, self.area.columns()));
-    }
-
-    fn finish(&mut self) {
-        let held = std::mem::take(&mut self.notices.held);
-        self.tell_held(held);
-        self.area.clear();
     }
 }
 

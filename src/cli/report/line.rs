@@ -3,6 +3,8 @@
 //! Sizes are in powers of 1024 and rates in powers of 1000, each with its unit. A line never mixes the two for the same
 //! quantity.
 
+use std::sync::LazyLock;
+
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use super::limiter_now;
@@ -21,6 +23,17 @@ const RATED_BYTES_MIN: u64 = 1 << 20;
 const BAR_COLUMNS_MIN: usize = 5;
 const BAR_COLUMNS_MAX: usize = 50;
 
+/// What stands for the full and for the empty columns of a bar.
+type Bar = [&'static str; 2];
+
+const BLOCKS: Bar = ["█", "░"];
+
+/// The first one that is set names the letters of the terminal.
+const LOCALE_VARIABLES: [&str; 3] = ["LC_ALL", "LC_CTYPE", "LANG"];
+
+/// The bar for the user's terminal.
+static BAR: LazyLock<Bar> = LazyLock::new(|| bar_of(|name| std::env::var(name).unwrap_or_default()));
+
 impl Shown {
     /// Returns the share that is done, from 0 to 1, if known.
     fn share(&self) -> Option<f64> {
@@ -35,15 +48,15 @@ impl Shown {
     /// Formats the progress as one line for a terminal with `columns` columns. The last column stays free, because some
     /// terminals would begin the next line.
     pub(crate) fn line(&self, columns: usize) -> String {
-        self.text(columns, true)
+        self.text(columns, Some(*BAR))
     }
 
     /// Formats the progress without a bar, for output that is read later.
     pub(crate) fn plain_line(&self, columns: usize) -> String {
-        self.text(columns, false)
+        self.text(columns, None)
     }
 
-    fn text(&self, columns: usize, has_bar: bool) -> String {
+    fn text(&self, columns: usize, bar: Option<Bar>) -> String {
         let room = columns.saturating_sub(1);
         let percent = self.share().map(|share| format!("{:.0} %", (share * 100.0).floor()));
         let bytes = match self.compared {
@@ -54,14 +67,14 @@ impl Shown {
             _ => pair(self.bytes, self.bytes_total, self.is_final),
         };
         let speed = self.no_link.clone().or_else(|| self.speed());
-        let words = |seconds| format!("{}{}", seconds_left(seconds), if has_bar { "" } else { " left" });
+        let words = |seconds| format!("{}{}", seconds_left(seconds), if bar.is_some() { "" } else { " left" });
         let left = self.seconds_left().map(words).filter(|_| self.no_link.is_none()).or_else(|| {
             // The elapsed time is a sign of life if nothing else may move.
             (self.bytes_total.is_none() && self.files.is_none() && self.no_link.is_none())
                 .then(|| format!("in {}", seconds_left(self.seconds)))
         });
         let Some(files) = self.files else {
-            return self.single(room, [percent, Some(bytes), speed, left], has_bar);
+            return self.single(room, [percent, Some(bytes), speed, left], bar);
         };
         let files = count_pair(files, self.files_total, self.files_final);
         let (done, sent) = match self.compared {
@@ -119,11 +132,11 @@ impl Shown {
         line
     }
 
-    fn single(&self, room: usize, parts: [Option<String>; 4], has_bar: bool) -> String {
+    fn single(&self, room: usize, parts: [Option<String>; 4], bar: Option<Bar>) -> String {
         let mut parts = parts;
         let plain = join(&parts, "  ");
-        let share = self.share().filter(|_| has_bar);
-        let bar_min = if share.is_some() { BAR_COLUMNS_MIN + 2 } else { 0 };
+        let bar = self.share().zip(bar);
+        let bar_min = if bar.is_some() { BAR_COLUMNS_MIN + 2 } else { 0 };
         let limiter = limiter_now(self.waits);
         if let (Some(speed), false) = (&mut parts[2], limiter.is_empty())
             && plain.width() + limiter.width() + 1 + bar_min <= room
@@ -133,8 +146,10 @@ impl Shown {
         let line = join(&parts, "  ");
         let line = if line.width() > room { fitting(parts, [2, 1], room) } else { line };
         let free = room.saturating_sub(line.width() + 2);
-        match share {
-            Some(share) if free >= BAR_COLUMNS_MIN => format!("{}  {line}", bar(share, free.min(BAR_COLUMNS_MAX))),
+        match bar {
+            Some((share, bar)) if free >= BAR_COLUMNS_MIN => {
+                format!("{}  {line}", drawn(share, bar, free.min(BAR_COLUMNS_MAX)))
+            }
             _ => line,
         }
     }
@@ -156,9 +171,22 @@ fn fitting<const N: usize, const M: usize>(mut parts: [Option<String>; N], drops
     cut_end(&line, room)
 }
 
-fn bar(share: f64, columns: usize) -> String {
-    let full = (share * columns as f64) as usize;
-    format!("{}{}", "█".repeat(full), "░".repeat(columns - full.min(columns)))
+/// Draws a bar of which this share is full.
+fn drawn(share: f64, [full, empty]: Bar, columns: usize) -> String {
+    let count = (share * columns as f64) as usize;
+    format!("{}{}", full.repeat(count), empty.repeat(columns - count.min(columns)))
+}
+
+/// Returns the letters of bars that a terminal shows, by the variables of the locale.
+fn bar_of(variable: impl Fn(&str) -> String) -> Bar {
+    let set = LOCALE_VARIABLES.into_iter().map(|name| (name, variable(name))).find(|(_, locale)| !locale.is_empty());
+    let (name, locale) = set.unwrap_or_default();
+    let is_utf8 = match locale.split_once('.') {
+        Some((_, letters)) => ["utf-8", "utf8"].iter().any(|utf8| letters.to_ascii_lowercase().starts_with(utf8)),
+        // In containers, LANG=C is usual with any terminal.
+        None => name == "LANG" || !["C", "POSIX"].contains(&&*locale),
+    };
+    if is_utf8 { BLOCKS } else { ["#", "."] }
 }
 
 fn count_pair(done: u64, total: Option<u64>, is_final: bool) -> String {
@@ -425,13 +453,32 @@ mod tests {
 
     #[test]
     fn a_single_file_has_a_bar_wherever_one_fits() {
-        assert_eq!(single().line(40), "██░░░░  49 %  53/107 MiB  420 MB/s  1 s");
+        assert_eq!(single().text(40, Some(BLOCKS)), "██░░░░  49 %  53/107 MiB  420 MB/s  1 s");
         assert_eq!(single().line(36), "49 %  53/107 MiB  420 MB/s  1 s");
         assert_eq!(single().line(20), "49 % 53/107 MiB 1 s");
-        assert!(single().line(80).ends_with("░  49 %  53/107 MiB  420 MB/s (source 80 %)  1 s"));
+        assert!(single().text(80, Some(BLOCKS)).ends_with("░  49 %  53/107 MiB  420 MB/s (source 80 %)  1 s"));
         let stream = Shown { bytes_total: None, ..single() };
         assert_eq!(stream.line(60), "53 MiB  420 MB/s (source 80 %)  in 1 s");
         assert_eq!(stream.line(30), "53 MiB  420 MB/s  in 1 s");
+    }
+
+    #[test]
+    fn a_bar_has_letters_that_the_terminal_shows() {
+        for (set, is_utf8) in [
+            (&[("LANG", "C")][..], true),
+            (&[], true),
+            (&[("LANG", "de_DE")], true),
+            (&[("LANG", "en_US.UTF-8")], true),
+            (&[("LC_ALL", "C.utf8"), ("LANG", "C")], true),
+            (&[("LC_ALL", ""), ("LC_CTYPE", "en_US.UTF-8"), ("LANG", "C")], true),
+            (&[("LC_ALL", "C"), ("LANG", "en_US.UTF-8")], false),
+            (&[("LC_CTYPE", "POSIX"), ("LANG", "en_US.UTF-8")], false),
+            (&[("LANG", "de_DE.ISO-8859-15@euro")], false),
+        ] {
+            let value = |name: &str| set.iter().find(|(set, _)| *set == name).map_or("", |(_, value)| value);
+            assert_eq!(bar_of(|name| value(name).to_owned()) == BLOCKS, is_utf8, "{set:?}");
+        }
+        assert!(single().text(40, Some(["#", "."])).starts_with("##....  49 %"));
     }
 
     #[test]
@@ -441,7 +488,7 @@ mod tests {
             waits: Waits::default(),
             ..shown
         };
-        assert!(lost(single()).line(80).ends_with("░  49 %  53/107 MiB  no link to h2, 24 s left"));
+        assert!(lost(single()).text(80, Some(BLOCKS)).ends_with("░  49 %  53/107 MiB  no link to h2, 24 s left"));
         assert_eq!(lost(tree()).line(70), "812/3003 files  53/107 MiB  49 %  no link to h2, 24 s left");
         let stream = Shown { bytes_total: None, ..single() };
         assert_eq!(lost(stream).line(60), "53 MiB  no link to h2, 24 s left");

@@ -96,7 +96,7 @@ pub(super) fn check(options: &ReportOptions, moved: &[Moved<'_>]) -> Result<(), 
         let mut others = others.chain(moved.iter().map(|(what, which)| (*what, which)));
         if let Some((what, _)) = others.find(|(_, other)| other.as_ref() == Some(which)) {
             let line = format!("{option} {name} is also {what}; name another file");
-            return Err(Failure::new(Exit::Usage, line));
+            return Err(Exit::Usage.with(line));
         }
     }
     Ok(())

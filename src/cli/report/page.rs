@@ -191,18 +191,20 @@ fn fact(html: &mut Html, name: &str, value: impl FnOnce(&mut Html)) {
     });
 }
 
+fn figure(html: &mut Html, name: &str, key: &str, value: impl ToString, words: &str) {
+    fact(html, name, |html| html.data(key, &value.to_string(), words));
+}
+
 fn transfer(html: &mut Html, record: &Record, transfer: &event::Transfer<'_>, came_to: CameTo<'_>) {
     let event::Transfer { bytes, seconds, gb_per_s, transport, lanes, encrypted, .. } = transfer;
     let copied = came_to.copied;
     html.element("dl", &[("class", "facts")], |html| {
-        fact(html, "Data", |html| html.data("bytes", &bytes.to_string(), &size_words(*bytes)));
+        figure(html, "Data", "bytes", bytes, &size_words(*bytes));
         if let Some(amount) = copied.map(|copied| copied.tree.amount) {
-            fact(html, "Entries", |html| {
-                html.data("entries", &amount.entries.to_string(), &thousands(amount.entries));
-            });
+            figure(html, "Entries", "entries", amount.entries, &thousands(amount.entries));
         }
-        fact(html, "Time", |html| html.data("seconds", &seconds.to_string(), &seconds_words(*seconds)));
-        fact(html, "Mean rate", |html| html.data("gb-per-s", &gb_per_s.to_string(), &rate_words(gb_per_s * 1e9)));
+        figure(html, "Time", "seconds", seconds, &seconds_words(*seconds));
+        figure(html, "Mean rate", "gb-per-s", gb_per_s, &rate_words(gb_per_s * 1e9));
         if let Some((done, all)) = copied.and_then(|copied| copied.hosts) {
             fact(html, "Hosts completed", |html| html.text(&format!("{done} of {all}")));
         }
@@ -210,13 +212,11 @@ fn transfer(html: &mut Html, record: &Record, transfer: &event::Transfer<'_>, ca
         let words = if is_within { "within the host".to_owned() } else { transport_words(transport) };
         // Nothing is known about data that never came to a session.
         if is_within || !transport.is_empty() {
-            fact(html, "Transport", |html| html.data("transport", transport, &words));
+            figure(html, "Transport", "transport", transport, &words);
         }
         if !transport.is_empty() {
-            fact(html, "Lanes", |html| html.data("lanes", &lanes.to_string(), &lanes.to_string()));
-            fact(html, "Encryption", |html| {
-                html.data("encrypted", &encrypted.to_string(), if *encrypted { "all data" } else { "none" });
-            });
+            figure(html, "Lanes", "lanes", lanes, &lanes.to_string());
+            figure(html, "Encryption", "encrypted", encrypted, if *encrypted { "all data" } else { "none" });
         }
         for (name, count) in
             [("Resent: damaged or lost", transfer.retries), ("Resent: lost connection", transfer.replayed_chunks)]
@@ -409,19 +409,14 @@ fn pipeline(html: &mut Html, record: &Record, pipeline: &event::Pipeline<'_>) {
         let track = tracks.iter().position(of_hop).map(|at| tracks.remove(at));
         html.words("h3", "", &format!("{} → {}", hop.from, hop.to));
         html.element("dl", &[("class", "facts")], |html| {
-            fact(html, "Data", |html| html.data("bytes", &hop.bytes.to_string(), &size_words(hop.bytes)));
-            fact(html, "Time", |html| html.data("seconds", &hop.seconds.to_string(), &seconds_words(hop.seconds)));
-            fact(html, "Mean rate", |html| {
-                html.data("gb-per-s", &hop.gb_per_s.to_string(), &rate_words(hop.gb_per_s * 1e9));
-            });
+            figure(html, "Data", "bytes", hop.bytes, &size_words(hop.bytes));
+            figure(html, "Time", "seconds", hop.seconds, &seconds_words(hop.seconds));
+            figure(html, "Mean rate", "gb-per-s", hop.gb_per_s, &rate_words(hop.gb_per_s * 1e9));
             let through = if hop.through_launcher { ", through the launcher" } else { "" };
-            fact(html, "Transport", |html| {
-                html.data("transport", &hop.transport, &format!("{}{through}", transport_words(&hop.transport)));
-            });
-            fact(html, "Lanes", |html| html.data("lanes", &hop.lanes.to_string(), &hop.lanes.to_string()));
-            fact(html, "Encryption", |html| {
-                html.data("encrypted", &hop.encrypted.to_string(), if hop.encrypted { "all data" } else { "none" });
-            });
+            let transport = transport_words(&hop.transport) + through;
+            figure(html, "Transport", "transport", &hop.transport, &transport);
+            figure(html, "Lanes", "lanes", hop.lanes, &hop.lanes.to_string());
+            figure(html, "Encryption", "encrypted", hop.encrypted, if hop.encrypted { "all data" } else { "none" });
             if hop.retries > 0 {
                 fact(html, "Resent", |html| html.text(&format!("{} chunks", thousands(hop.retries))));
             }

@@ -43,10 +43,7 @@ impl Fault {
     pub fn io(exit: u8, what: &str, fact: &IoFact) -> Self {
         let detail =
             String::from_utf8_lossy(&fact.detail[..fact.detail.len().min(FAULT_DETAIL_BYTES_MAX / 3)]).into_owned();
-        let path = match fact.path.len().checked_sub(FAULT_PATH_BYTES_MAX) {
-            None | Some(0) => fact.path.clone(),
-            Some(over) => [b"...", &fact.path[over + 3..]].concat(),
-        };
+        let path = end_of(fact.path.clone(), FAULT_PATH_BYTES_MAX);
         Self { exit, what: what.to_owned(), path, errno: fact.errno, detail, own: true }
     }
 
@@ -90,6 +87,16 @@ impl Fault {
     pub fn plain(exit: u8, detail: impl Into<String>) -> Self {
         Self { exit, what: String::new(), path: Vec::new(), errno: 0, detail: detail.into(), own: true }
     }
+}
+
+/// Returns the end of a path that is too long, or the whole path.
+pub(crate) fn end_of(mut path: Vec<u8>, bytes_max: usize) -> Vec<u8> {
+    if path.len() > bytes_max {
+        let dots = b"...";
+        path.drain(..path.len() - bytes_max + dots.len());
+        path.splice(..0, *dots);
+    }
+    path
 }
 
 /// How the session of an end ended.

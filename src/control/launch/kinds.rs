@@ -93,7 +93,7 @@ pub(super) const SRUN_NOT_OURS: [&str; 11] = [
 ];
 
 /// Those that say that the job has a number of GPUs on all its nodes together, or for each socket.
-pub(super) const SRUN_TOTALS: [&str; 2] = ["SLURM_GPUS", "SLURM_GPUS_PER_SOCKET"];
+pub(super) const TOTAL_VARIABLES: [&str; 2] = ["SLURM_GPUS", "SLURM_GPUS_PER_SOCKET"];
 
 /// Messages of srun about a task that has ended, and about missing support for binding processors.
 const SRUN_NOISE: [&str; 2] = ["Exited with exit code", "cluster configuration lacks support for cpu binding"];

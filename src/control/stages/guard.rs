@@ -18,9 +18,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use minicbor::{Decode, Encode};
@@ -33,6 +33,7 @@ use rustix::net::{
 use rustix::process::{
     DumpableBehavior, Pid, PidfdFlags, Resource, Signal, WaitOptions, getpgrp, getpid, kill_process,
     kill_process_group, pidfd_open, pidfd_send_signal, prlimit, set_child_subreaper, set_dumpable_behavior, wait,
+    waitpid,
 };
 
 use super::descriptors;
@@ -56,6 +57,12 @@ pub const WAKE_EVERY: Duration = Duration::from_secs(1);
 /// How long processes left by a command may run on when the pipeline is over. Together with [`GRACE`] and the time that
 /// an agent takes to notice, nothing is left after five seconds.
 pub const LINGER_MAX: Duration = Duration::from_secs(2);
+
+/// How long a process that ends waits for its guards.
+const LAST_MAX: Duration = Duration::from_millis(50);
+
+/// The guards that this process has started.
+static STARTED: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 
 /// Maximum size of a command's words in bytes: as many as fit by default in a message between two processes.
 const WORDS_BYTES_MAX: usize = 208 << 10;
@@ -129,11 +136,25 @@ fn spawn(word: &str, stdin: Stdio) -> std::io::Result<Child> {
     let mut command = Command::new(super::own_program()?);
     command.arg(WORD).arg(word).process_group(0);
     let child = command.stdin(stdin).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+    crate::locked(&STARTED).push(Pid::from_child(&child));
     // The guard has not been told yet what to run. A program may take long, or fail, where it may open a million files.
     if let Some(&limits) = OPEN_FILES.get() {
         let _ = prlimit(Some(Pid::from_child(&child)), Resource::Nofile, limits);
     }
     Ok(child)
+}
+
+/// Waits a moment for guards that are about to end. Otherwise process 1 would have to wait for them, which that of a
+/// container possibly never does. Must be the last that this process does with guards.
+pub fn await_all() {
+    let (until, mut left) = (Instant::now() + LAST_MAX, std::mem::take(&mut *crate::locked(&STARTED)));
+    loop {
+        left.retain(|&guard| matches!(waitpid(Some(guard), WaitOptions::NOHANG), Ok(None)));
+        if left.is_empty() || Instant::now() >= until {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 impl Guard {
@@ -258,6 +279,8 @@ impl Drop for Guard {
             match self.child.try_wait() {
                 Ok(None) if Instant::now() < until => std::thread::sleep(Duration::from_millis(1)),
                 Ok(Some(status)) if status.success() => return,
+                // It has ended, and [`await_all`] has noticed that first.
+                Err(_) => return,
                 _ => break,
             }
         }
@@ -271,7 +294,7 @@ impl Drop for Guard {
 /// commands share.
 #[derive(Debug)]
 pub struct Warden {
-    /// Pipe whose end makes the warden act. No process waits for the warden: it outlives the process that started it.
+    /// Pipe whose end makes the warden act. The warden outlives a process that is killed.
     stdin: ChildStdin,
 }
 
@@ -320,8 +343,8 @@ fn ward() {
         known.extend(began(process).map(|began| (process, began)));
     }
     for (signal, then) in [(Signal::TERM, GRACE), (Signal::KILL, Duration::ZERO)] {
-        known.retain(|&(process, since)| began(process) == Some(since));
-        for &(process, _) in known.iter().filter(|&&(process, _)| !carries_others(process)) {
+        known.retain(|&(process, since)| began(process) == Some(since) && !carries_others(process));
+        for &(process, _) in &known {
             let _ = kill_process(process, signal);
         }
         if !known.is_empty() {

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use minicbor::{Decode, Encode};
 use nix::sys::resource::Resource;
 use rustix::fs::{FileType, OFlags, fstat, fstatfs};
-use rustix::io::{Errno, pwrite};
+use rustix::io::{Errno, pwrite, retry_on_intr};
 use rustix::param::page_size;
 
 use super::{ALIGNMENT, reopen};
@@ -140,10 +140,9 @@ impl WriteBypass {
         let mut done = 0;
         // After a write of less than a block, the rest can only go through the cache.
         while done < pages.len() && done.is_multiple_of(ALIGNMENT) {
-            match pwrite(file, &pages[done..], position + done as u64) {
+            match retry_on_intr(|| pwrite(file, &pages[done..], position + done as u64)) {
                 Ok(0) => return Err(Errno::IO),
                 Ok(count) => done += count,
-                Err(Errno::INTR) => {}
                 // The file system requires another alignment, or has no direct writes after all.
                 Err(Errno::INVAL | Errno::OPNOTSUPP) => {
                     self.is_closed.store(true, Ordering::Relaxed);
@@ -174,10 +173,16 @@ fn open_direct(file: impl AsFd) -> Option<OwnedFd> {
 pub fn available_bytes(root: &Path) -> Option<u64> {
     let read = |path: &str| fs::read_to_string(root.join(path)).ok();
     let meminfo = read("proc/meminfo")?;
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let mut least = line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.saturating_mul(1 << 10);
+    let bytes = |name: &str| {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+        Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.saturating_mul(1 << 10))
+    };
+    let mut least = bytes("MemAvailable:")?;
+    // A limit above that, such as the one that stands for none in version 1, takes nothing away. What a group has taken
+    // need not be read then, for which the kernel adds up the counts of all processors.
+    let all = bytes("MemTotal:").unwrap_or(u64::MAX);
     for files in [["memory.max", "memory.limit_in_bytes"], ["memory.high"; 2]] {
-        for (group, limit) in group_limits(root, "memory", files) {
+        for (group, limit) in group_limits(root, "memory", files).into_iter().filter(|(_, limit)| *limit < all) {
             least = least.min(limit.saturating_sub(used_bytes(&group)));
         }
     }

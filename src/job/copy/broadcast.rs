@@ -124,7 +124,7 @@ impl Copy<'_> {
         let sources: Vec<usize> = self.plan.sources.iter().map(|spec| self.host_of(spec)).collect::<Result<_, _>>()?;
         let source = sources[0];
         if sources.iter().any(|&host| host != source) {
-            return Err(Failure::new(Exit::Usage, "to copy to several hosts, all sources must be on one host"));
+            return Err(Exit::Usage.with("to copy to several hosts, all sources must be on one host"));
         }
         self.job.fails_alone = true;
         let targets: Vec<Target> = self.plan.targets.iter().map(|spec| self.start(spec, source, false)).collect();
@@ -136,7 +136,7 @@ impl Copy<'_> {
         {
             let name = self.name(source, &found.path);
             let line = format!("{name} is not a file or directory; only those can be copied to several hosts");
-            return Err(Failure::new(Exit::Usage, line));
+            return Err(Exit::Usage.with(line));
         }
         self.check_request(source, &found)?;
         self.observer.begin();
@@ -283,7 +283,7 @@ impl Copy<'_> {
                     Why::Lied => "reports impossible values; not trusting it",
                     _ => "passed on altered data; not trusting it",
                 };
-                run.targets[at].failure = Some(Failure::new(Exit::Integrity, format!("{label} {line}")));
+                run.targets[at].failure = Some(Exit::Integrity.with(format!("{label} {line}")));
                 return;
             }
             why => match links::passed_over(why, &label, self.plan.stall) {
@@ -528,8 +528,8 @@ impl Copy<'_> {
                 let failure = failure.or(of_source).unwrap_or_else(|| {
                     let line = why_failed(why, has_any);
                     match unmet {
-                        Some(unmet) => Failure::new(Exit::Connect, format!("{line} ({unmet})")),
-                        None => Failure::new(Exit::LinkLost, line),
+                        Some(unmet) => Exit::Connect.with(format!("{line} ({unmet})")),
+                        None => Exit::LinkLost.with(line),
                     }
                 });
                 first.get_or_insert(failure.exit);
@@ -562,7 +562,7 @@ impl Copy<'_> {
                         0 => NOT_DELETED.to_owned(),
                         failed => format!("{} not copied in full", entries(failed)),
                     };
-                    failure = Some(Failure::new(Exit::Partial, line));
+                    failure = Some(Exit::Partial.with(line));
                     undeleted = undeleted.saturating_add(not_deleted);
                     incomplete += 1;
                 }
@@ -595,11 +595,9 @@ impl Copy<'_> {
             0 if unmade == undeleted => Some(Failure::silent(Exit::Partial)),
             0 => {
                 let lacking = entries(unmade.saturating_sub(undeleted));
-                Some(Failure::new(Exit::Partial, format!("{lacking} not copied in full; the others were copied")))
+                Some(Exit::Partial.with(format!("{lacking} not copied in full; the others were copied")))
             }
-            failed if failed == count => {
-                Some(Failure::new(first.unwrap_or(Exit::Partial), format!("all {count} hosts failed")))
-            }
+            failed if failed == count => Some(first.unwrap_or(Exit::Partial).with(format!("all {count} hosts failed"))),
             failed => Some(some_failed(failed, incomplete, count)),
         };
         let copied = (failed_hosts < count).then(|| Copied {
@@ -642,7 +640,7 @@ impl Target {
         let is_unmade = has_ended && made.failed > 0 && made.amount.entries == 0;
         let unnamed = || {
             let label = escaped(self.spec.host());
-            Failure::new(Exit::Partial, format!("{label}: nothing was copied: {} failed", entries(made.failed)))
+            Exit::Partial.with(format!("{label}: nothing was copied: {} failed", entries(made.failed)))
         };
         is_unmade.then(|| self.first_unmade.clone().unwrap_or_else(unnamed))
     }

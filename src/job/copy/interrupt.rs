@@ -15,34 +15,46 @@ impl Copy<'_> {
     /// Tells all ends that this signal ends the copy, and waits until they have ended.
     pub(super) fn interrupt(&mut self, number: u8) -> Failure {
         let have_ended = self.stop_all(number);
-        if self.hop.is_some() && self.plan.destination != Spec::Standard && !self.tell_kept("interrupted") {
-            self.say(match have_ended {
-                true => "interrupted; nothing kept to resume",
-                false => "interrupted; not all hosts answered; run again to resume from what they kept",
+        if self.hop.is_some() && self.plan.destination != Spec::Standard {
+            let kept = self.kept_words("run again").unwrap_or_else(|| {
+                let words = match have_ended {
+                    true => "nothing kept to resume",
+                    false if self.of_stream => "not all hosts answered; run again to start over",
+                    false => "not all hosts answered; run again to resume from what they may have kept",
+                };
+                words.to_owned()
             });
+            self.say(&format!("interrupted; {kept}"));
         }
         Failure::silent(Exit::Signal(number))
     }
 
-    /// Tells the user what a copy that was given up or has failed has left to resume. Returns false if it has left
-    /// nothing.
-    pub(super) fn tell_kept(&mut self, how: &str) -> bool {
-        let Some(Kept { path, others, bytes, state }) = self.kept.take() else { return false };
-        let Some(hop) = self.hop else { return false };
-        let path = self.name(self.job.hops[hop].host(Side::To), &path);
+    /// Adds to the failure of a copy what the copy has left to resume.
+    pub(super) fn add_kept(&mut self, failure: &mut Failure) {
+        let is_full = failure.site.as_ref().is_some_and(|site| [libc::ENOSPC, libc::EDQUOT].contains(&site.errno));
+        let Some(kept) = self.kept_words(if is_full { "make room and run again" } else { "run again" }) else { return };
+        match &mut failure.message {
+            Some(line) => *line += &format!("; {kept}"),
+            None => self.say(&format!("not finished; {kept}")),
+        }
+    }
+
+    /// Returns what a copy that was given up or has failed has left to resume, and what to do (`again`) to resume it.
+    fn kept_words(&mut self, again: &str) -> Option<String> {
+        let Kept { path, others, bytes, state } = self.kept.take()?;
+        let path = self.name(self.job.hops[self.hop?].host(Side::To), &path);
         let (are, them) = if others > 0 { ("are", "them") } else { ("is", "it") };
         let others = if others > 0 { format!(" and {others} more") } else { String::new() };
-        self.say(&match bytes {
+        Some(match bytes {
             _ if state == KeptState::InPlace => {
-                format!("{how}; {path}{others} {are} incomplete (written in place), run again to complete {them}")
+                format!("{path}{others} {are} incomplete (written in place), {again} to complete {them}")
             }
             0 if state == KeptState::Resumed => {
-                format!("{how}; what was there is kept in {path}{others}, run again to resume")
+                format!("what was there is kept in {path}{others}, {again} to resume")
             }
-            0 => format!("{how}; nothing usable kept in {path}{others}, run again to start over"),
-            _ => format!("{how}; {} kept in {path}{others}, run again to resume", size_words(bytes)),
-        });
-        true
+            0 => format!("nothing usable kept in {path}{others}, {again} to start over, or remove {them}"),
+            _ => format!("{} kept in {path}{others}, {again} to resume", size_words(bytes)),
+        })
     }
 
     /// Has all ends of the copy end, as by this signal. Returns whether all of them have reported their end.

@@ -41,7 +41,7 @@ impl Copy<'_> {
         let targets = &self.plan.manifests;
         let Some(placed) = placed.filter(|_| !targets.is_empty()) else { return Ok(None) };
         if found.is_empty() {
-            return Err(Failure::new(Exit::Usage, "nothing is copied, so there is nothing to list in a manifest"));
+            return Err(Exit::Usage.with("nothing is copied, so there is nothing to list in a manifest"));
         }
         let is_tree = found.iter().any(|(_, one)| one.kind == Kind::Directory);
         let root = self.only_root(found).filter(|_| is_tree).map(|one| target(placed, one));
@@ -88,7 +88,7 @@ impl Copy<'_> {
     ) -> Result<(), Failure> {
         let refused = |host: usize, path: &Path| {
             let (file, tree) = (escaped(file.as_os_str()), self.name(host, path.as_os_str().as_bytes()));
-            Err(Failure::new(Exit::Usage, format!("{what} {file} would be in {tree}, {why}; choose another path")))
+            Err(Exit::Usage.with(format!("{what} {file} would be in {tree}, {why}; choose another path")))
         };
         let identity = |stat: std::fs::Metadata| (stat.dev(), stat.ino());
         let fact = |error: &std::io::Error| unwritable(&crate::fs::std_fact(file.as_os_str(), error));
@@ -147,7 +147,7 @@ impl Copy<'_> {
                     count => (format!("{count} files are"), "their names"),
                 };
                 let line = format!("{count} not in the manifest for b3sum, which cannot read {names}: {first}");
-                Some(Failure::new(Exit::Partial, line))
+                Some(Exit::Partial.with(line))
             }
             Ok(_) => None,
             Err(fact) => {
@@ -175,7 +175,7 @@ impl Manifest {
         if let Some(root) = &self.root {
             let below = entry.path.strip_prefix(&root[..]).filter(|rest| rest.is_empty() || rest.starts_with(b"/"));
             let Some(below) = below else {
-                return Err(Failure::new(Exit::Protocol, "a host reported an entry that is not part of the copy"));
+                return Err(Exit::Protocol.with("a host reported an entry that is not part of the copy"));
             };
             entry.path = below.strip_prefix(b"/").unwrap_or_default().to_vec();
         }
@@ -190,7 +190,7 @@ fn unwritable(fact: &IoFact) -> Failure {
         0 => printable(&String::from_utf8_lossy(&fact.detail)),
         errno => os_number(errno),
     };
-    Failure::new(Exit::Destination, format!("cannot write the manifest {path}: {reason}")).about(
+    Exit::Destination.with(format!("cannot write the manifest {path}: {reason}")).about(
         "".as_ref(),
         &fact.path,
         fact.errno,

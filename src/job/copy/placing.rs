@@ -119,7 +119,7 @@ impl Copy<'_> {
             all.into_iter().partition(|(_, found)| found.kind == Kind::Directory && !self.plan.recursive);
         for (side, found) in directories {
             let name = self.name(side, &found.path);
-            let failure = Failure::new(Exit::Usage, format!("{name} is a directory; -r copies directories")).about(
+            let failure = Exit::Usage.with(format!("{name} is a directory; -r copies directories")).about(
                 &self.job.hosts[side].name,
                 &found.path,
                 libc::EISDIR,
@@ -185,7 +185,7 @@ impl Copy<'_> {
             None
         };
         if let Some((what, advice)) = what.zip(advice) {
-            return Err(Failure::new(Exit::Usage, format!("{what}; {advice}")));
+            return Err(Exit::Usage.with(format!("{what}; {advice}")));
         }
         // Entries that came from the missing sources would be deleted.
         let last = |spec: &Spec| names::last_name(spec.path().as_bytes()).to_vec();
@@ -221,7 +221,7 @@ impl Copy<'_> {
             "the patterns match too much on {label} (more than {most} MiB of names); copy the directory instead, \
              with -r and --exclude"
         );
-        Failure::new(Exit::Usage, message)
+        Exit::Usage.with(message)
     }
 
     /// Checks that an agent has found only what was requested. Its names become names on this host, so a name that
@@ -238,7 +238,7 @@ impl Copy<'_> {
         let Some(other) = found.iter().find(|found| !is_asked(&found.name)) else { return Ok(()) };
         let label = self.label(side);
         let name = escaped(OsStr::from_bytes(&other.name));
-        Err(Failure::new(Exit::Protocol, format!("the agent on {label} offered {name}, which was not requested")))
+        Err(Exit::Protocol.with(format!("the agent on {label} offered {name}, which was not requested")))
     }
 
     /// Reports whether more than one source was named, existing or not. Only a single source can get DST as its name.
@@ -285,7 +285,7 @@ impl Copy<'_> {
         let several = self.are_several(found) && !self.are_contents(found);
         if self.destination == Spec::Standard {
             if several {
-                return Err(Failure::new(Exit::Usage, "only one file can be copied to standard output"));
+                return Err(Exit::Usage.with("only one file can be copied to standard output"));
             }
             return Ok(None);
         }
@@ -391,7 +391,7 @@ impl Copy<'_> {
         let is_synced = self.plan.tree.sync && is_directory;
         let is_contents = is_synced && some.iter().any(|(_, found)| self.plan.is_contents(found));
         if is_contents && several {
-            return Err(Failure::new(Exit::Usage, "with --sync, either all SRC must end in a slash or none"));
+            return Err(Exit::Usage.with("with --sync, either all SRC must end in a slash or none"));
         }
         let exact = self.plan.exact || standard || is_contents;
         let path = self.destination.path().as_bytes();
@@ -489,7 +489,7 @@ impl Copy<'_> {
         if let Some((_, option)) = asked.into_iter().find(|(is_asked, _)| *is_asked)
             && found.iter().any(|(from, found)| *from == to && !self.is_stream(*from, found, placed))
         {
-            return Err(Failure::new(Exit::Usage, format!("{option} is for copies between hosts")));
+            return Err(Exit::Usage.with(format!("{option} is for copies between hosts")));
         }
         let asked = [
             (tree.reads_back(), "--verify=disk"),
@@ -515,7 +515,7 @@ impl Copy<'_> {
             }
             None => format!("{option} is for files and trees, but {name} is copied as a stream"),
         };
-        Err(Failure::new(Exit::Usage, message))
+        Err(Exit::Usage.with(message))
     }
 
     pub(super) fn tell_plan(&mut self, found: &[(usize, Found)], side: usize, placed: Option<&Placed>) {
@@ -537,7 +537,7 @@ impl Copy<'_> {
 /// The failure of a copy that would merge only some of the sources.
 fn would_delete(lacking: &str) -> Failure {
     let line = format!("nothing copied: with merged sources, --delete would delete what came from {lacking}");
-    Failure::new(Exit::Source, line)
+    Exit::Source.with(line)
 }
 
 /// Whether a destination has refused a source because the source is what stands there.

@@ -176,9 +176,8 @@ pub(crate) fn run(setup: Setup, host: &OsStr, complain: impl Fn(&str)) -> Result
     let name = format!("rddoctor-drill-{:016x}", rng().next_u64());
     let there_at = std::env::temp_dir().join(format!("{name}-there"));
     let there_at = there_at.to_str().filter(|path| is_plain(path)).map(str::to_owned);
-    let there_at = there_at.ok_or_else(|| {
-        Failure::new(Exit::Usage, "TMPDIR must be an absolute path without special characters; unset it")
-    })?;
+    let there_at = there_at
+        .ok_or_else(|| Exit::Usage.with("TMPDIR must be an absolute path without special characters; unset it"))?;
     let mut job = Job::new(Setup { relay: true, ..setup }, false)?;
     let there = job.host(host)?;
     job.greet()?;
@@ -186,7 +185,7 @@ pub(crate) fn run(setup: Setup, host: &OsStr, complain: impl Fn(&str)) -> Result
     rng().fill_bytes(&mut contents);
     let here_at = std::env::temp_dir().join(&name);
     let cannot = |what: &str, error: std::io::Error| {
-        Failure::new(Exit::Source, format!("cannot {what} {}: {error}", escaped(here_at.as_os_str())))
+        Exit::Source.with(format!("cannot {what} {}: {error}", escaped(here_at.as_os_str())))
     };
     fs::DirBuilder::new().mode(0o700).create(&here_at).map_err(|error| cannot("create", error))?;
     let written = fs::write(here_at.join("source"), &contents).map_err(|error| cannot("write in", error));
@@ -216,7 +215,7 @@ impl Drill<'_> {
         if !self.may_be_there {
             let place = format!("{}:{}", self.job.hosts[self.there].label(), self.there_at);
             let line = format!("cannot create {place}; set TMPDIR to a directory that exists on both hosts");
-            return Err(Failure::new(Exit::Destination, line));
+            return Err(Exit::Destination.with(line));
         }
         Ok(vec![
             self.damaged("lane", Damage::Cut, "a connection was cut during a copy")?,
@@ -373,7 +372,7 @@ impl Drill<'_> {
                     break;
                 }
                 let late = format!("the copy was still running after {} s", COPY_MAX.as_secs());
-                failure = Some(Failure::new(Exit::LinkLost, late));
+                failure = Some(Exit::LinkLost.with(late));
                 self.job.stop(hop, libc::SIGTERM as u8);
                 deadline = now + STOP_MAX;
             }
@@ -431,7 +430,7 @@ impl Drill<'_> {
             return Ok(());
         }
         let label = self.job.hosts[self.there].label();
-        Err(Failure::new(Exit::Destination, format!("{label}: `{command}` failed")))
+        Err(Exit::Destination.with(format!("{label}: `{command}` failed")))
     }
 
     /// Whether a command on the other host ends with exit code 0.
@@ -452,7 +451,7 @@ impl Drill<'_> {
                 None => {
                     let (label, within) = (self.job.hosts[self.there].label(), COMMAND_MAX.as_secs());
                     let line = format!("{label}: `{command}` did not finish within {within} s");
-                    return Err(Failure::new(Exit::Connect, line));
+                    return Err(Exit::Connect.with(line));
                 }
             }
         }

@@ -152,7 +152,7 @@ impl Many {
         }
         for number in asked.into_iter().filter(|number| !answers.contains_key(number)) {
             let (label, within) = (self.job().hosts[number].label(), EXAMINE_MAX.as_secs());
-            self.fail(number, Failure::new(Exit::Connect, format!("{label} did not answer within {within} s")));
+            self.fail(number, Exit::Connect.with(format!("{label} did not answer within {within} s")));
         }
         Ok(answers)
     }

@@ -88,7 +88,7 @@ impl AgentChoice {
             }
             Otherwise::Send => format!("{label} has no {program}, and it cannot be copied there{because}; {CURE}"),
         };
-        Failure::new(Exit::Connect, line)
+        Exit::Connect.with(line)
     }
 }
 
@@ -279,7 +279,7 @@ impl Request {
             let (what, about) = answer.split_once(' ').unwrap_or((answer, ""));
             if STEPS.contains(&what) && steps.next() != Some(&what) {
                 let line = format!("the program on {} is not an rdma-pipe agent: an unexpected request", self.label);
-                return Err(Failure::new(Exit::Connect, line));
+                return Err(Exit::Connect.with(line));
             }
             match what {
                 "ask" => {
@@ -355,7 +355,7 @@ impl Request {
     }
 
     fn failed(&self, reason: &str) -> Failure {
-        Failure::new(Exit::Connect, format!("cannot copy {AGENT} to {}: {reason}", self.label))
+        Exit::Connect.with(format!("cannot copy {AGENT} to {}: {reason}", self.label))
     }
 }
 

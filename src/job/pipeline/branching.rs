@@ -185,7 +185,7 @@ impl Pipeline<'_> {
             _ if is_consequence => None,
             failed if failed == count => {
                 let line = format!("all {count} hosts failed");
-                Some(Failure::new(failures[0].exit, line))
+                Some(failures[0].exit.with(line))
             }
             failed => Some(some_failed(failed, 0, count)),
         }
@@ -243,13 +243,13 @@ impl Pipeline<'_> {
             Standing::Done if was_ended.is_some_and(|end| end.report.code != Some(0)) => {
                 let line =
                     format!("{} was ended after {} s without data", quoted(&stage.spec.text), REST_MAX.as_secs());
-                Some(named(Failure::new(Exit::Partial, line)))
+                Some(named(Exit::Partial.with(line)))
             }
             Standing::Done if stage.end.is_some() => None,
             Standing::Failed(Ok(fault)) => Some(named(self.job.failure(stage.host, &fault))),
-            Standing::Failed(Err((exit, reason))) => Some(named(Failure::new(exit, reason))),
+            Standing::Failed(Err((exit, reason))) => Some(named(exit.with(reason))),
             Standing::Done | Standing::Open => {
-                Some(named(Failure::new(Exit::LinkLost, "had not finished when the pipeline ended".to_owned())))
+                Some(named(Exit::LinkLost.with("had not finished when the pipeline ended".to_owned())))
             }
         }
     }

@@ -80,7 +80,7 @@ fn is_of_list(line: &[u8]) -> bool {
 
 fn cannot_write(exit: Exit, path: &Path, error: &io::Error) -> Failure {
     let reason = printable(&error.to_string());
-    Failure::new(exit, format!("--hosts-failed {}: {reason}", escaped(path.as_os_str())))
+    exit.with(format!("--hosts-failed {}: {reason}", escaped(path.as_os_str())))
 }
 
 /// Formats the failed targets: a comment with the cause, then the host, with its path if the targets differ in their

@@ -191,13 +191,15 @@ fn mtus(path: &Path) -> Vec<Finding> {
         let by_rdma = |facts: &Facts, interface: &Interface| {
             facts.rdma.iter().any(|own| interface.addresses.contains(&own.address))
         };
+        let is_rdma = by_rdma(&path.here, ours) && by_rdma(&path.there, theirs);
         let works = match &path.speed {
-            Some(Err(_)) => false,
-            Some(Ok(speed)) if speed.medium == "rdma" => true,
-            _ => !(by_rdma(&path.here, ours) && by_rdma(&path.there, theirs)),
+            Some(Err(_)) => None,
+            _ if !is_rdma => Some("both use the smaller one"),
+            Some(Ok(speed)) if speed.medium == "rdma" => Some("RDMA works all the same"),
+            _ => None,
         };
-        if works {
-            return Finding::well("path mtu", "mtu-differs", format!("{found}: both use the smaller one"));
+        if let Some(works) = works {
+            return Finding::well("path mtu", "mtu-differs", format!("{found}: {works}"));
         }
         Finding::warning(
             "path mtu",

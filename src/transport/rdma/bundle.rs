@@ -24,9 +24,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use flume::{Receiver, bounded};
-use rd_verbs::{
-    CompletionQueue, Depths, Error as VerbsError, EventKind, Id, MessageRegion, ProtectionDomain, QueuePair,
-};
+use rd_verbs::{CompletionQueue, Error as VerbsError, EventKind, Id, MessageRegion, ProtectionDomain, QueuePair};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 
@@ -44,9 +42,6 @@ const BATCH: u32 = 32;
 
 /// Longest sleep while connections come up, so that the removal of a device is noticed.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
-
-/// Maximum size of an inline send, in bytes, as requested by perftest's latency tests.
-const INLINE_BYTES: u32 = 220;
 
 /// Minimum length of a send queue, so that not every message of an echo needs a completion.
 const SENDS_MIN: u32 = 16;
@@ -107,17 +102,7 @@ pub fn connections_limit(endpoint: &Endpoint, depth: u16, wanted: u32) -> Result
 struct QueuePairs {
     /// Declared first, because it must be dropped before the objects that its queue pairs are made of.
     group: RdmaGroup,
-    maker: Maker,
     cm: Cm,
-}
-
-/// Makes queue pairs, and owns the objects that they share.
-struct Maker {
-    settings: Settings,
-    account: Account,
-    queue: Arc<CompletionQueue>,
-    region: Arc<MessageRegion>,
-    domain: Arc<ProtectionDomain>,
 }
 
 impl QueuePairs {
@@ -134,11 +119,9 @@ impl QueuePairs {
         let slot_bytes = (settings.message_bytes_max as usize).max(run::CREDIT_BYTES).next_multiple_of(64);
         let region = MessageRegion::new(&domain, run::SLOTS, slot_bytes)
             .map_err(|error| RegisterError::registering(error, run::SLOTS as usize * slot_bytes))?;
-        let region = Arc::new(region);
         let queue = CompletionQueue::new(device, entries)?;
-        let group = RdmaGroup::new(&queue, &region, &cm.held, account, settings.poll);
-        let maker = Maker { settings, account, queue, region, domain };
-        Ok(Self { group, maker, cm })
+        let group = RdmaGroup::new(&queue, region, domain, &cm.held, account, settings);
+        Ok(Self { group, cm })
     }
 
     /// Waits until the new queue pairs are established, and adds them in their order.
@@ -151,27 +134,6 @@ impl QueuePairs {
 
     fn connections(&self) -> u32 {
         self.group.connections() as u32
-    }
-}
-
-impl Maker {
-    fn queue_pair(&self, id: Id) -> Result<QueuePair, VerbsError> {
-        let depths = Depths {
-            sends: self.account.sends,
-            receives: self.account.receives,
-            segments: 1,
-            inline_bytes: INLINE_BYTES.min(self.settings.message_bytes_max.max(run::CREDIT_BYTES as u32)),
-        };
-        QueuePair::new(id, &self.domain, &self.queue, &self.region, depths)
-    }
-
-    /// Posts all receives of connection `place`. Must be called before its first message may come.
-    fn post_receives(&self, queue_pair: &QueuePair, place: u32) -> Result<(), VerbsError> {
-        for number in 0..self.account.receives {
-            let slot = number % run::RECEIVE_SLOTS;
-            queue_pair.receive_message(run::Work::Receive { place, slot }.encode(), slot)?;
-        }
-        Ok(())
     }
 }
 
@@ -217,11 +179,11 @@ impl Bundle {
             for (index, id) in (first..).zip(ids) {
                 let request = Request::Payload(token(&self.seed, index));
                 let pairs = &mut self.pairs;
-                let make = |id| pairs.maker.queue_pair(id);
+                let make = |id| pairs.group.queue_pair(id);
                 let queue_pair = pairs.cm.connect(id, ends, &request, deadline, make)?;
                 // Posted only now, because receives of a queue pair that was given up would complete. The other end is
                 // silent until it has been greeted.
-                pairs.maker.post_receives(&queue_pair, index)?;
+                pairs.group.post_receives(&queue_pair, index)?;
                 new.push(queue_pair);
             }
             self.pairs.establish(new, "waiting for the peer to accept", deadline)?;
@@ -329,7 +291,7 @@ impl BundleListener {
         let (first, most) = self
             .pairs
             .as_ref()
-            .map_or((0, u32::MAX), |pairs| (pairs.connections(), pairs.maker.settings.connections_max));
+            .map_or((0, u32::MAX), |pairs| (pairs.connections(), pairs.group.settings.connections_max));
         within("queue pairs", most, connections)?;
         let mut accepted = Vec::new();
         for index in first..connections {
@@ -369,8 +331,8 @@ impl BundleListener {
             self.pairs = Some(QueuePairs::new(held, endpoint.medium, settings, account)?);
         }
         let pairs = self.pairs.as_ref().expect("just made");
-        let queue_pair = pairs.maker.queue_pair(pairs.cm.adopt(id)?)?;
-        pairs.maker.post_receives(&queue_pair, index)?;
+        let queue_pair = pairs.group.queue_pair(pairs.cm.adopt(id)?)?;
+        pairs.group.post_receives(&queue_pair, index)?;
         queue_pair.id().accept(&parameters(&[]))?;
         Ok(queue_pair)
     }

@@ -157,9 +157,7 @@ impl Cm {
     pub(super) fn take_events(&mut self, what: &'static str) -> Result<(), ConnectError> {
         while let Some(event) = self.events.next_event()? {
             match event.kind {
-                EventKind::AddressError | EventKind::RouteError | EventKind::Unreachable | EventKind::ConnectError => {
-                    return Err(ConnectError::Unreachable { what, status: event.status });
-                }
+                EventKind::Failed => return Err(ConnectError::Unreachable { what, status: event.status }),
                 EventKind::Rejected => return Err(ConnectError::Rejected(event.status)),
                 EventKind::Disconnected => return Err(LaneError::PeerClosed.into()),
                 EventKind::DeviceRemoval => {

@@ -124,7 +124,7 @@ fn dial(
     deadline: Instant,
 ) -> Result<Connection, ConnectError> {
     let mut kit = Kit::new(registered, local.medium)?;
-    let control = kit.connect((local.address, remote), request, deadline, control::queue_pair)?;
+    let control = kit.connect((local.address, remote), request, deadline, control::DEPTHS)?;
     // Only now: a queue pair that was given up because its port was taken would have flushed its receives into the
     // queue of completions that its successor uses. The peer sends nothing before it has been sent something.
     control::post_receives(&control)?;
@@ -175,8 +175,9 @@ impl Kit {
     }
 
     /// Makes a queue pair from the identifier of a connect request.
-    fn adopt(&self, id: Id, make: Make) -> Result<QueuePair, VerbsError> {
-        make(self.cm.adopt(id)?, &self.registered, &self.completions.queue, &self.region)
+    fn adopt(&self, id: Id, depths: Depths) -> Result<QueuePair, VerbsError> {
+        let id = self.cm.adopt(id)?;
+        QueuePair::new(id, self.registered.domain(), &self.completions.queue, &self.region, depths)
     }
 
     /// Makes a queue pair and connects it.
@@ -185,28 +186,16 @@ impl Kit {
         ends @ (local, remote): (IpAddr, SocketAddr),
         request: &Request,
         deadline: Instant,
-        make: Make,
+        depths: Depths,
     ) -> Result<QueuePair, ConnectError> {
         let Self { cm, completions, region, registered } = self;
         let id = cm.resolve(1, local, remote, deadline)?.remove(0);
-        let make = |id| make(id, registered, &completions.queue, region);
+        let make = |id| QueuePair::new(id, registered.domain(), &completions.queue, region, depths);
         let queue_pair = cm.connect(id, ends, request, deadline, make)?;
         let what = "waiting for the peer to accept";
         cm.await_all(vec![queue_pair.id().key()], EventKind::Established, what, deadline)?;
         Ok(queue_pair)
     }
-}
-
-/// Function that makes one of a connection's two queue pairs.
-type Make = fn(Id, &Registered, &Arc<CompletionQueue>, &Arc<MessageRegion>) -> Result<QueuePair, VerbsError>;
-
-fn payload_queue_pair(
-    id: Id,
-    registered: &Registered,
-    queue: &Arc<CompletionQueue>,
-    region: &Arc<MessageRegion>,
-) -> Result<QueuePair, VerbsError> {
-    QueuePair::new(id, registered.domain(), queue, region, payload_depths(registered.pool.count()))
 }
 
 /// Depths of the payload queue pair: one send and one receive for every buffer, and for the greeting.
@@ -256,7 +245,7 @@ impl Connection {
         deadline: Instant,
     ) -> Result<Self, ConnectError> {
         let kit = Kit::new(registered, medium)?;
-        let control = kit.adopt(id, control::queue_pair)?;
+        let control = kit.adopt(id, control::DEPTHS)?;
         control::post_receives(&control)?;
         control.id().accept(&parameters(&[]))?;
         let mut connection = Self::new(ControlQueue::new(control), kit, Role::Accepting { arrivals });
@@ -365,12 +354,13 @@ impl Connection {
     }
 
     fn bring_up(mut self, token: [u8; 16], deadline: Instant, report: Report) -> Result<Box<dyn Lane>, ConnectError> {
+        let depths = payload_depths(self.kit.registered.pool.count());
         let payload = match &self.role {
             Role::Connecting { local, remote } => {
                 let (local, remote) = (*local, *remote);
                 self.await_ready(1, deadline)?;
                 let request = Request::Payload(token);
-                let payload = self.kit.connect((local, remote), &request, deadline, payload_queue_pair)?;
+                let payload = self.kit.connect((local, remote), &request, deadline, depths)?;
                 self.await_ready(2, deadline)?;
                 control::send_greeting(&payload)?;
                 payload
@@ -386,7 +376,7 @@ impl Connection {
                     }
                     self.step("waiting for the payload queue pair", deadline)?;
                 };
-                let payload = self.kit.adopt(id, payload_queue_pair)?;
+                let payload = self.kit.adopt(id, depths)?;
                 control::receive_greeting(&payload)?;
                 payload.id().accept(&parameters(&[]))?;
                 // By now siw has taken over the socket, and no longer overlooks a first message.

@@ -17,16 +17,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use rd_proto::frame::CONTROL_BYTES_MAX;
-use rd_verbs::{
-    CompletionQueue, Depths, Error as VerbsError, Id, MessageRegion, ProtectionDomain, QueuePair, WorkCompletion,
-};
+use rd_verbs::{Depths, Error as VerbsError, MessageRegion, ProtectionDomain, QueuePair, WorkCompletion};
 
-use super::devices::Registered;
 use crate::transport::{CONTROL_QUEUE_MAX, LaneError};
 
 /// Number of receives, and of sends, that each end has for control messages. Part of the
 /// protocol: both ends rely on it.
 pub(super) const SLOTS: u32 = 32;
+
+/// Depths of the control queue pair.
+pub(super) const DEPTHS: Depths = Depths { sends: SLOTS, receives: SLOTS, segments: 1, inline_bytes: 0 };
 
 /// Number of the [`SLOTS`] that only announcements may use.
 const RESERVED: u32 = 4;
@@ -192,17 +192,6 @@ pub(super) fn receive_greeting(payload: &QueuePair) -> Result<(), VerbsError> {
 pub(super) fn send_greeting(payload: &QueuePair) -> Result<(), VerbsError> {
     let length = payload.messages().write(GREETING_SLOT, &[&[0; PREFIX_BYTES]]);
     payload.send_message(Work::Greeting.encode(), GREETING_SLOT, length)
-}
-
-/// Makes a control queue pair from `id`.
-pub(super) fn queue_pair(
-    id: Id,
-    registered: &Registered,
-    queue: &Arc<CompletionQueue>,
-    region: &Arc<MessageRegion>,
-) -> Result<QueuePair, VerbsError> {
-    let depths = Depths { sends: SLOTS, receives: SLOTS, segments: 1, inline_bytes: 0 };
-    QueuePair::new(id, registered.domain(), queue, region, depths)
 }
 
 /// Posts all receives of a control queue pair. Must be called before the peer may send.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::Resource;
@@ -188,7 +188,7 @@ impl Held {
     /// From now on, calls `subscriber` when the device goes. If it has gone already, calls `subscriber` at once.
     pub(super) fn subscribe(&self, subscriber: &Arc<impl Subscriber + 'static>) {
         let weak: Weak<dyn Subscriber> = Arc::downgrade(subscriber) as _;
-        let mut subscribers = lock(&self.watch.subscribers);
+        let mut subscribers = crate::locked(&self.watch.subscribers);
         subscribers.retain(|known| known.strong_count() > 0);
         subscribers.push(weak);
         // Checked while the list is locked, because the watching thread sets `gone` before it takes the list.
@@ -238,7 +238,7 @@ struct Registry {
 
 fn registry() -> Result<&'static Registry, VerbsError> {
     static REGISTRY: Mutex<Option<&'static Registry>> = Mutex::new(None);
-    let mut known = lock(&REGISTRY);
+    let mut known = crate::locked(&REGISTRY);
     if let Some(registry) = *known {
         return Ok(registry);
     }
@@ -252,7 +252,7 @@ fn registry() -> Result<&'static Registry, VerbsError> {
 /// Opens the device that has this address, or returns it if it is open already.
 pub(super) fn hold(address: IpAddr) -> Result<Held, VerbsError> {
     let registry = registry()?;
-    let mut open = lock(&registry.open);
+    let mut open = crate::locked(&registry.open);
     let channel = EventChannel::new()?;
     let device = Device::open(&channel, address)?;
     let name = device.name();
@@ -287,7 +287,7 @@ fn watch(registry: &Registry) {
     loop {
         let (gone, timeout);
         {
-            let mut open = lock(&registry.open);
+            let mut open = crate::locked(&registry.open);
             gone = open.extract_if(.., |entry| entry.has_gone()).collect::<Vec<_>>();
             timeout = match (open.is_empty(), going.is_empty() && gone.is_empty()) {
                 (true, true) => Duration::from_secs(3600),
@@ -299,7 +299,7 @@ fn watch(registry: &Registry) {
         // The list is unlocked here, because a subscriber may be opening another device.
         for entry in gone {
             entry.held.watch.gone.store(true, Ordering::Release);
-            let subscribers = std::mem::take(&mut *lock(&entry.held.watch.subscribers));
+            let subscribers = std::mem::take(&mut *crate::locked(&entry.held.watch.subscribers));
             for subscriber in subscribers.iter().filter_map(Weak::upgrade) {
                 subscriber.device_gone(&entry.name);
             }
@@ -308,7 +308,7 @@ fn watch(registry: &Registry) {
         going = going.into_iter().filter_map(|(since, device)| Some((since, device.release().err()?))).collect();
 
         // Clones of the handles, because the list may change while this thread sleeps.
-        let sources: Vec<(Arc<Device>, Arc<EventChannel>)> = lock(&registry.open)
+        let sources: Vec<(Arc<Device>, Arc<EventChannel>)> = crate::locked(&registry.open)
             .iter()
             .map(|entry| (Arc::clone(&entry.held.device), Arc::clone(&entry.channel)))
             .collect();
@@ -365,7 +365,7 @@ struct RegisteredDevices(Mutex<HashMap<String, Arc<Registered>>>);
 
 impl Subscriber for RegisteredDevices {
     fn device_gone(&self, device: &str) {
-        let mut all = lock(&self.0);
+        let mut all = crate::locked(&self.0);
         // Another device may have got the name since.
         let registered =
             if all.get(device).is_some_and(|known| known.held.is_gone()) { all.remove(device) } else { None };
@@ -410,7 +410,7 @@ impl Adapters {
 
     /// Returns the pool's registration on an endpoint's device.
     pub(super) fn on(&self, endpoint: &Endpoint) -> Result<Arc<Registered>, RegisterError> {
-        let mut registered = lock(&self.registered.0);
+        let mut registered = crate::locked(&self.registered.0);
         if let Some(known) = registered.get(&endpoint.device)
             && !known.held.is_gone()
         {
@@ -432,11 +432,6 @@ impl Adapters {
         held.subscribe(&self.registered);
         Ok(new)
     }
-}
-
-/// Locks a map, even after a panic elsewhere: the maps stay consistent, because each change is one call.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

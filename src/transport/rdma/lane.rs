@@ -25,7 +25,7 @@ use rustix::io::Errno;
 
 use super::connection::Kit;
 use super::control::{ControlQueue, Message, Work};
-use super::devices::{Registered, lock};
+use super::devices::Registered;
 use super::{ConnectError, Wake, errno, failure, sleep_on};
 use crate::fault::errno_of;
 use crate::transport::{Buffer, Lane, LaneError, LaneEvent, Medium, Report, unmapped};
@@ -130,14 +130,14 @@ impl Lane for RdmaLane {
     }
 
     fn send_control(&mut self, sealed: &[u8]) {
-        let outcome = lock(&self.shared.control).send_frame(sealed);
+        let outcome = crate::locked(&self.shared.control).send_frame(sealed);
         if let Err(error) = outcome {
             self.shared.fail(error);
         }
     }
 
     fn has_control_waiting(&self) -> bool {
-        lock(&self.shared.control).has_frames_waiting()
+        crate::locked(&self.shared.control).has_frames_waiting()
     }
 
     fn send_chunk(&mut self, buffer: Buffer, wire_bytes: u32) -> Result<(), Buffer> {
@@ -190,7 +190,7 @@ impl Shared {
         let number = buffer.id();
         let (header_at, payload_at) =
             (buffer.header_mut().as_mut_ptr() as u64, buffer.payload_mut().as_mut_ptr() as u64);
-        *lock(&self.slots[number as usize]) = Some((buffer, payload_bytes));
+        *crate::locked(&self.slots[number as usize]) = Some((buffer, payload_bytes));
         let Payload::Open { queue_pair, registered } = &*payload else { return Ok(()) };
         let local_key = registered.local_key();
         let (start, bytes) = registered.pool.mapping();
@@ -231,12 +231,12 @@ impl Shared {
     /// A separate function, so that its lock is not held while the buffer is reported, because the owner
     /// may post it again at once.
     fn take_buffer(&self, number: u32) -> Option<(Buffer, u32)> {
-        lock(&self.slots[number as usize]).take()
+        crate::locked(&self.slots[number as usize]).take()
     }
 
     /// Makes the lane thread end the lane. The first reason counts.
     fn fail(&self, error: LaneError) {
-        lock(&self.failure).get_or_insert(error);
+        crate::locked(&self.failure).get_or_insert(error);
         self.wake.wake();
     }
 }
@@ -301,12 +301,12 @@ impl Poller {
         if let Err(reason) = self.kit.cm.held.check() {
             return Some(reason);
         }
-        if let Some(reason) = lock(&self.shared.failure).take() {
+        if let Some(reason) = crate::locked(&self.shared.failure).take() {
             return Some(reason);
         }
         if self.shared.closing.load(Ordering::Acquire) {
             let since = *self.closing_since.get_or_insert_with(Instant::now);
-            if since.elapsed() > CLOSE_FLUSH || lock(&self.shared.control).is_flushed() {
+            if since.elapsed() > CLOSE_FLUSH || crate::locked(&self.shared.control).is_flushed() {
                 return Some(LaneError::Closed);
             }
         }
@@ -335,7 +335,7 @@ impl Poller {
         let work = Work::of(completion);
         if !completion.is_success() {
             match work {
-                Work::ControlReceive(_) | Work::ControlSend(_) => lock(&self.shared.control).note_done(),
+                Work::ControlReceive(_) | Work::ControlSend(_) => crate::locked(&self.shared.control).note_done(),
                 // The buffer stays in its slot for the last event.
                 _ => self.shared.note_done(),
             }
@@ -351,7 +351,7 @@ impl Poller {
         }
         match work {
             Work::ControlReceive(_) | Work::ControlSend(_) => {
-                let message = lock(&self.shared.control).completed(completion)?;
+                let message = crate::locked(&self.shared.control).completed(completion)?;
                 match message {
                     Some(Message::Frame(frame)) => (self.report)(LaneEvent::Control(frame)),
                     Some(Message::Ready) => return Err(LaneError::Framing("a second READY message")),
@@ -393,7 +393,7 @@ impl Poller {
             let mut payload = self.shared.payload.write().unwrap_or_else(PoisonError::into_inner);
             std::mem::replace(&mut *payload, Payload::Ending)
         };
-        lock(&self.shared.control).begin_end();
+        crate::locked(&self.shared.control).begin_end();
         // A device that is going is not waited for, because destroying the queue pairs also ends all work on them.
         let device_gone = matches!(reason, LaneError::DeviceGone(_));
         self.on_queue_pairs(&payload, |queue_pair| {
@@ -407,7 +407,7 @@ impl Poller {
             self.drain(DRAIN);
         }
         drop(payload);
-        let control = lock(&self.shared.control).take_queue_pair();
+        let control = crate::locked(&self.shared.control).take_queue_pair();
         drop(control);
 
         let Self { shared, kit, report, .. } = self;
@@ -416,7 +416,7 @@ impl Poller {
         let buffers = {
             let mut payload = shared.payload.write().unwrap_or_else(PoisonError::into_inner);
             *payload = Payload::Reported;
-            shared.slots.iter().filter_map(|slot| lock(slot).take()).map(|(buffer, _)| buffer).collect()
+            shared.slots.iter().filter_map(|slot| crate::locked(slot).take()).map(|(buffer, _)| buffer).collect()
         };
         report(LaneEvent::Down { reason, buffers });
     }
@@ -425,7 +425,7 @@ impl Poller {
         if let Payload::Open { queue_pair, .. } = payload {
             act(queue_pair);
         }
-        if let Some(queue_pair) = lock(&self.shared.control).queue_pair() {
+        if let Some(queue_pair) = crate::locked(&self.shared.control).queue_pair() {
             act(queue_pair);
         }
     }
@@ -436,7 +436,7 @@ impl Poller {
         let deadline = Instant::now() + time;
         loop {
             let outcome = self.poll_batch();
-            let left = self.shared.posted.load(Ordering::Acquire) + lock(&self.shared.control).posted();
+            let left = self.shared.posted.load(Ordering::Acquire) + crate::locked(&self.shared.control).posted();
             if left == 0 {
                 return true;
             }

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use super::cm::is_port_taken;
 use super::connection::ConnectError;
-use super::devices::{Held, Registered, hold, lock};
+use super::devices::{Held, Registered, hold};
 use super::request::{Request, same_secret};
 use super::{Adapters, Connection, Endpoint, LaneRequest, Wake, sleep_on};
 use crate::fault::errno_of;
@@ -50,7 +50,6 @@ pub struct Listener {
 /// What the listener shares with its threads. It holds nothing of the device, whose objects belong to the threads.
 struct Shared {
     stop: AtomicBool,
-    ended: AtomicBool,
     wake: Arc<Wake>,
     arrivals: Arc<Arrivals>,
 }
@@ -127,8 +126,7 @@ impl Listener {
         let events = EventChannel::new()?;
         let id = listening(&events, local.address, ports)?;
         let address = id.local_address().ok_or(ConnectError::Os(Errno::ADDRNOTAVAIL))?;
-        let (stop, ended) = (AtomicBool::new(false), AtomicBool::new(false));
-        let shared = Arc::new(Shared { stop, ended, wake, arrivals });
+        let shared = Arc::new(Shared { stop: AtomicBool::new(false), wake, arrivals });
         let lanes = lanes.map(Arc::new);
         let service = Service { _id: id, events, held, medium: local.medium, lanes, shared: Arc::clone(&shared) };
         let thread = crate::spawn("rd-rdma-listen", 2 << 20, move || service.run())
@@ -156,7 +154,7 @@ impl Listener {
 
     /// Whether the listener still listens. It stops when its device goes.
     pub fn is_listening(&self) -> bool {
-        !self.shared.ended.load(Ordering::Acquire)
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 }
 
@@ -199,7 +197,6 @@ impl Service {
                 }
             }
         }
-        shared.ended.store(true, Ordering::Release);
     }
 
     fn handle(&self, event: Event) {
@@ -263,14 +260,14 @@ impl Arrivals {
     /// From now on, sends a request with `token` to `post` and wakes `wake`. This holds for one request;
     /// further ones are rejected.
     pub(super) fn expect(self: &Arc<Self>, token: [u8; 16], post: Sender<Id>, wake: Arc<Wake>) -> Expected {
-        lock(&self.0).insert(token, Awaiting { post, wake });
+        crate::locked(&self.0).insert(token, Awaiting { post, wake });
         Expected { arrivals: Arc::clone(self), token }
     }
 
     /// Passes a request to the connection that waits for it. A request with an unknown token is
     /// rejected when it is dropped.
     fn deliver(&self, token: &[u8; 16], id: Id) {
-        let awaiting = lock(&self.0).remove(token);
+        let awaiting = crate::locked(&self.0).remove(token);
         if let Some(Awaiting { post, wake }) = awaiting
             && post.try_send(id).is_ok()
         {
@@ -287,6 +284,6 @@ pub(super) struct Expected {
 
 impl Drop for Expected {
     fn drop(&mut self) {
-        lock(&self.arrivals.0).remove(&self.token);
+        crate::locked(&self.arrivals.0).remove(&self.token);
     }
 }

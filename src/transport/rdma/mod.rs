@@ -38,7 +38,7 @@ pub use control::CONNECTION_LOCKED_BYTES;
 pub use devices::{Adapters, Endpoint, RegisterError, Unavailable, endpoints};
 pub use listener::{Listener, listen};
 pub use pairs::pairs;
-pub use rd_verbs::{InterfaceAddress, interface_addresses};
+pub use rd_verbs::{InterfaceAddress, LoadError, interface_addresses};
 pub use request::LaneRequest;
 
 /// Bodies of the fuzz targets. They also run as tests over the corpus.

@@ -4,17 +4,14 @@
 //! which take many seconds on a slow line: a frame that says that this end gives up would arrive after all of them. So
 //! the buffer is kept short (TCP_NOTSENT_LOWAT), unless the lane has proved fast: then a long buffer costs no time.
 
-#![allow(unsafe_code, reason = "TCP_NOTSENT_LOWAT, which no crate has")]
-
 use std::net::TcpStream;
-use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 /// Maximum number of unsent bytes on a lane that is slow, or whose speed is not known yet.
-const UNSENT_BYTES_MAX: libc::c_uint = 32 << 10;
+const UNSENT_BYTES_MAX: u32 = 32 << 10;
 
 /// Leaves the limit to the system, which has none unless `tcp_notsent_lowat` is set.
-const SYSTEMS_OWN: libc::c_uint = 0;
+const SYSTEMS_OWN: u32 = 0;
 
 /// Number of bytes that a lane must take within [`STRETCH`] to be fast: 8 MiB/s.
 const STRETCH_BYTES: u64 = 4 << 20;
@@ -59,19 +56,8 @@ impl Speed {
 }
 
 /// Makes writes wait while more than `bytes` bytes are unsent. On systems without this option, writes do not wait.
-fn limit_unsent(socket: &TcpStream, bytes: libc::c_uint) {
-    let length = size_of_val(&bytes) as libc::socklen_t;
-    // SAFETY: the descriptor is open for as long as `socket` is borrowed, and the option's value is `length` bytes that
-    // the call only reads.
-    unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_NOTSENT_LOWAT,
-            (&raw const bytes).cast(),
-            length,
-        );
-    }
+fn limit_unsent(socket: &TcpStream, bytes: u32) {
+    let _ = socket2::SockRef::from(socket).set_tcp_notsent_lowat(bytes);
 }
 
 #[cfg(test)]

@@ -56,7 +56,7 @@ pub(super) enum Compared {
 /// The older file. It is only read, except when a file is written in place.
 pub(super) struct Basis {
     file: OwnedFd,
-    /// Metadata of the file when it was opened.
+    /// Metadata of the file when it was opened; in place, when it was opened for writing.
     pub stat: Stat,
     elsewhere: Option<Box<Elsewhere>>,
     /// Length of the new file in bytes.
@@ -136,11 +136,17 @@ impl Basis {
     ///
     /// `ESTALE` if, in place, another file has taken the name of the old one.
     pub fn begin(&mut self, target: &OwnedFd, in_place: bool) -> Result<(), Fault> {
-        self.is_in_target = match in_place {
-            true => identity(&fstat(target)?) == identity(&self.stat),
-            false => ioctl_ficlone(target, &self.file).is_ok(),
-        };
-        if self.is_in_target || !in_place { Ok(()) } else { Err(Fault::Explained(Errno::STALE, HAS_CHANGED)) }
+        if !in_place {
+            self.is_in_target = ioctl_ficlone(target, &self.file).is_ok();
+            return Ok(());
+        }
+        let now = described(target)?;
+        if identity(&now) != identity(&self.stat) {
+            return Err(Fault::Explained(Errno::STALE, HAS_CHANGED));
+        }
+        // Nothing has been read yet. Opening a write-protected file for writing has given it a later ctime.
+        (self.stat, self.is_in_target) = (now, true);
+        Ok(())
     }
 
     pub fn file(&self) -> BorrowedFd<'_> {
@@ -373,7 +379,7 @@ impl Drop for Basis {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
-    use std::os::unix::fs::FileExt;
+    use std::os::unix::fs::{FileExt, PermissionsExt};
 
     use super::*;
     use crate::fs::close::tests::where_calls_fail;
@@ -435,6 +441,36 @@ mod tests {
         assert_eq!(basis.fill(&new, &write), changed, "blocks have changed");
         let gone = |_: &[u8], _: u64| -> Result<(), Errno> { Err(Errno::STALE) };
         assert_eq!(basis.fill(&new, &gone), Err(Fault::System(Errno::STALE)), "of the new file");
+    }
+
+    /// Opening a file that its owner may not write to changes its mode for a moment.
+    #[test]
+    fn a_file_in_place_is_all_if_nothing_has_changed_since_it_was_opened_for_writing() {
+        const BLOCK: usize = 64 << 10;
+        for is_changed in [false, true] {
+            let scratch = tempfile::tempdir().expect("a directory");
+            let (directory, path) = (File::open(scratch.path()).expect("there"), scratch.path().join("file"));
+            std::fs::write(&path, [7; BLOCK]).expect("a file");
+            let old = open_regular(directory.as_fd(), b"file").expect("there");
+            let touch = |before: &Stat| {
+                let changed = |stat: &Stat| (stat.st_ctime, stat.st_ctime_nsec);
+                let file = File::open(&path).expect("there");
+                // Until the clock of the file system has gone on.
+                while changed(&fstat(&file).expect("it")) == changed(before) {
+                    file.set_permissions(std::fs::Permissions::from_mode(0o444)).expect("ours");
+                }
+            };
+            touch(&old.1);
+            let target = OwnedFd::from(File::open(&path).expect("there"));
+            let mut basis = Basis::new(old, None, BLOCK as u64, BLOCK as u64, false, &Arc::default());
+            basis.begin(&target, true).expect("the same file");
+            if is_changed {
+                touch(&basis.stat);
+            }
+            let write = |_: &[u8], _: u64| -> Result<(), Errno> { unreachable!("it is there") };
+            basis.digests(0..1, &target, &mut vec![0; SCRATCH_BYTES], &write).expect("read");
+            assert_eq!(basis.is_all(directory.as_fd(), b"file"), !is_changed);
+        }
     }
 
     /// The old file ends in the last block.

@@ -48,8 +48,6 @@ pub(super) struct Extraneous {
     /// Names that the walk may still reach.
     left: Names,
     found: Names,
-    /// Whether the walk has reached any entry.
-    pub has_met: bool,
     /// Whether there was a temporary name, which a killed transfer may have left.
     pub has_leftovers: bool,
     /// Why some of the names are not known.
@@ -70,12 +68,11 @@ impl Extraneous {
             Ok::<_, Fault>(())
         })?;
         left.sort()?;
-        Ok(Self { left, found: Names::default(), has_met: false, has_leftovers, failure: None })
+        Ok(Self { left, found: Names::default(), has_leftovers, failure: None })
     }
 
     /// Records that the walk has reached a name. Names that sort before it will not come any more.
     pub fn meet(&mut self, name: &[u8]) {
-        self.has_met = true;
         let met = self.pass(|left| left <= name, name);
         self.failure = self.failure.take().or(met.err());
     }
@@ -262,7 +259,9 @@ impl Remover<'_> {
             return Ok(Met::Kept(LEADS_TO_BACKUPS));
         }
         if stat.st_dev != self.device {
-            return Err(Errno::BUSY.into());
+            // As with rsync, nothing is deleted where a copy with this option would not go.
+            let is_beyond = shared.options.one_file_system;
+            return if is_beyond { Ok(Met::Kept(IS_MOUNTED)) } else { Err(Errno::BUSY.into()) };
         }
         if depth == DEPTH_MAX {
             return Err(Fault::Detail("is nested too deeply to be deleted"));

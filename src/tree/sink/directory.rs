@@ -2,7 +2,6 @@
 //! finished.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::CString;
 use std::iter::successors;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -34,7 +33,7 @@ mod left;
 mod replaced;
 
 use closed::Opened;
-pub(super) use closed::close_again;
+pub(super) use closed::{close_again, is_removed};
 
 /// A directory of the destination.
 ///
@@ -107,7 +106,7 @@ pub(super) struct OpenDirectory {
 /// A directory under its partial name.
 struct Unnamed {
     parent: Arc<OpenDirectory>,
-    partial: CString,
+    partial: String,
     name: Vec<u8>,
     _lock: TreeLock,
 }
@@ -275,8 +274,7 @@ impl OpenDirectory {
                 return is_there(there);
             }
         }
-        let partial = CString::new(beside).map_err(|_| Errno::INVAL)?;
-        let unnamed = Some(Unnamed { parent: Arc::clone(parent), partial, name: name.to_vec(), _lock: lock });
+        let unnamed = Some(Unnamed { parent: Arc::clone(parent), partial: beside, name: name.to_vec(), _lock: lock });
         Ok(Made { fd, is_new: true, was_left: has_left, closed: None, unnamed })
     }
 
@@ -433,7 +431,6 @@ impl OpenDirectory {
         if has_failed {
             return;
         }
-        let has_met = extraneous.has_met;
         if extraneous.has_leftovers && !self.shared.options.dry_run {
             self.delete_leftovers();
         }
@@ -451,7 +448,7 @@ impl OpenDirectory {
         if names.current().is_none() {
             return;
         }
-        if let Some(why) = self.why_kept(has_met) {
+        if let Some(why) = self.why_kept() {
             return self.shared.report(&self.own_path(), why);
         }
         if self.shared.options.delete_after || self.may_be_two {
@@ -548,7 +545,7 @@ impl OpenDirectory {
             return Ok(());
         }
         for name in self.left.iter().flat_map(|left| std::mem::take(&mut *crate::locked(left))) {
-            match if self.has_come_otherwise(&name.0) { Ok(()) } else { remove(&self.fd, &name.0) } {
+            match if self.has_come_otherwise(&name.0) { Ok(()) } else { partial::remove(&self.fd, &name.0) } {
                 Ok(()) | Err(Errno::NOENT) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -602,17 +599,18 @@ impl Drop for OpenDirectory {
         }
         let Some(Unnamed { parent, partial, name, .. }) = &self.unnamed else { return };
         let is_ours = || partial::is_named(&parent.fd, &**partial, &self.fd);
-        // If no entry of a list has come, there is no directory, as with rsync.
+        // If no entry of a list has come, there is no directory, as with rsync, unless a path leads through SRC itself.
         let is_unused = || self.keeps_metadata && unlinkat(&parent.fd, partial, AtFlags::REMOVEDIR).is_ok();
         if is_ours() && is_unused() {
             return;
         }
+        let mut is_offered = false;
         if !is_stopped() {
-            let publish =
-                || publish_directory(parent.fd.as_fd(), partial, &CString::new(&name[..]).map_err(|_| Errno::INVAL)?);
+            let publish = || publish_directory(parent.fd.as_fd(), partial, name);
             match if is_ours() { publish() } else { Err(Errno::STALE) } {
                 Ok(()) => return,
                 Err(error @ (Errno::NOTEMPTY | Errno::EXIST)) => {
+                    is_offered = true;
                     self.shared.fail(&self.own_path(), Fault::Explained(error, MADE_MEANWHILE));
                 }
                 Err(error) => self.shared.fail(&self.own_path(), error),
@@ -623,18 +621,16 @@ impl Drop for OpenDirectory {
         }
         // An empty partial directory is of no use.
         if is_ours() && unlinkat(&parent.fd, partial, AtFlags::REMOVEDIR).is_err() {
-            // It may have its final mode.
-            partial::mark_tree(&parent.fd, &self.fd);
-            self.shared.keep(parent.path(partial.to_bytes()));
+            // It may have its final mode, which it keeps if it is whole.
+            if !is_offered {
+                partial::mark_tree(&parent.fd, &self.fd);
+            }
+            self.shared.keep(parent.path(partial.as_bytes()));
         }
     }
 }
 
 const MADE_MEANWHILE: &str = "created by someone else in the meantime; the copied data is beside it in .HASH.rd-part";
-
-fn remove(directory: &OwnedFd, name: &[u8]) -> Result<(), Errno> {
-    partial::remove(directory, &CString::new(name).map_err(|_| Errno::INVAL)?)
-}
 
 /// Opens the entry at `path` below the top as a place only, without following a link at any step.
 ///

@@ -86,9 +86,11 @@ pub(super) struct Coming<'a> {
 }
 
 impl Shared {
-    /// Answers the sender, and counts the bytes of the answer.
+    /// Answers the sender, and counts the bytes of the answer if the options ask for that.
     pub(super) fn answer(&self, answer: Answer) {
-        crate::locked(&self.stats).answered_bytes += answer.encode().len() as u64;
+        if self.options.stats {
+            crate::locked(&self.stats).answered_bytes += answer.encode().len() as u64;
+        }
         (self.answer)(answer);
     }
 

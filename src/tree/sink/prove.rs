@@ -14,25 +14,20 @@ use super::{Refused, Shared, TreeSink};
 use crate::options::TreeOptions;
 use crate::tree::Fault;
 use crate::tree::manifest::digest::RangeDigest;
-use crate::tree::proof::{Contents, Expected, Outline, Passing, Position};
+use crate::tree::proof::{Contents, Expected, Outline, Passing};
 
 /// What has been received so far, and what it must be.
 pub(super) struct Proving {
-    outline: Outline,
+    /// The records as the sender has sent them, also of directories that cannot be made here.
+    pub(super) outline: Outline,
     expected: Expected,
-    /// Where the records are, also in directories that cannot be made here.
-    position: Position,
 }
 
 impl Proving {
     pub(super) fn new(expected: Expected, options: &TreeOptions, is_single: bool) -> Self {
-        Self { outline: Outline::new(options), expected, position: Position::new(is_single) }
-    }
-
-    /// Takes the next record, as the sender has sent it.
-    pub(super) fn take(&mut self, record: &Record<'_>) {
-        self.outline.take(record);
-        self.position.take(record);
+        let mut outline = Outline::new(options);
+        outline.is_single = is_single;
+        Self { outline, expected }
     }
 }
 
@@ -62,13 +57,13 @@ impl TreeSink {
     /// Adds the contents of a file that is skipped to what has been received.
     pub(super) fn sum_skipped(&self, name: &[u8], data: &[u8]) {
         if let Some(proving) = &self.proving {
-            self.shared.sum_unkept(&proving.position.path(name), data);
+            self.shared.sum_unkept(&proving.outline.path(name), data);
         }
     }
 
     /// Returns where the contents of a large file go that cannot be made; `None` if nothing is compared.
     pub(super) fn unkept(&self, name: &[u8], size: u64) -> Option<Passing> {
-        Some(Passing::new(self.proving.as_ref()?.position.path(name), size))
+        Some(Passing::new(self.proving.as_ref()?.outline.path(name), size))
     }
 
     /// Checks that the contents of a listed file come with the metadata that were listed: only those are proven.
@@ -91,7 +86,7 @@ impl TreeSink {
     ///
     /// [`Refused::Forged`].
     pub(super) fn prove(&mut self) -> Result<(), Refused> {
-        let Some(Proving { outline, expected, .. }) = self.proving.take() else { return Ok(()) };
+        let Some(Proving { outline, expected }) = self.proving.take() else { return Ok(()) };
         self.shared.finish_manifest();
         self.shared.check()?;
         let Some(contents) = self.shared.contents() else { return Ok(()) };

@@ -9,7 +9,7 @@
 //! entry has a marker in it until it comes. If `latest` leads to a generation that its user has removed, the link goes
 //! before that generation is made again.
 
-use std::ffi::{CStr, CString, OsStr};
+use std::ffi::{CStr, OsStr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::Ordering::Relaxed;
@@ -207,11 +207,9 @@ impl Snapshot {
         }
         let found = statat(&top.fd, name, AtFlags::SYMLINK_NOFOLLOW);
         let was_directory = found.map(|found| FileType::from_raw_mode(found.st_mode) == FileType::Directory);
-        if was_directory.is_ok_and(|was_directory| was_directory != is_directory)
-            && let Ok(name) = CString::new(name)
-        {
+        if was_directory.is_ok_and(|was_directory| was_directory != is_directory) {
             // If this fails, making the entry fails as well, and that is reported.
-            let _ = partial::remove(&top.fd, &name);
+            let _ = partial::remove(&top.fd, name);
         }
         // No other run holds the mark, because this one holds the generation. An entry that is still marked at the end
         // would be removed, so the generation must not be finished then.
@@ -232,7 +230,7 @@ impl Snapshot {
         let top = self.open_top()?;
         partial::for_each(&top, |name: &CStr| match name.to_bytes() {
             temporary if is_marker(temporary) => Ok(()),
-            temporary if is_temporary_name(temporary) => partial::make_way(top.as_fd(), name),
+            temporary if is_temporary_name(temporary) => partial::make_way(top.as_fd(), temporary),
             left if is_marked_in(&top, left) => {
                 partial::remove(&top, name)?;
                 unlinkat(&top, name_beside(left, UNFINISHED), AtFlags::empty())
@@ -331,11 +329,8 @@ impl Snapshot {
     fn unmark_latest(&self, leads_to: &[u8]) {
         let name = last_name(leads_to);
         let latest = statat(&self.generations, LATEST, AtFlags::empty()).map(|latest| identity(&latest));
-        if is_name(name)
-            && latest.is_ok_and(|latest| self.stat(name).is_ok_and(|named| identity(&named) == latest))
-            && let Ok(beside) = CString::new(name_beside(name, UNFINISHED))
-        {
-            let _ = partial::make_way(self.generations.as_fd(), &beside);
+        if is_name(name) && latest.is_ok_and(|latest| self.stat(name).is_ok_and(|named| identity(&named) == latest)) {
+            let _ = partial::make_way(self.generations.as_fd(), name_beside(name, UNFINISHED).as_bytes());
         }
     }
 

@@ -44,6 +44,24 @@ pub(super) fn publish(
     })
 }
 
+/// Opens a file of this user for writing, even if its mode forbids that. An earlier copy may have given it that mode, so
+/// that the copy can be run again. The file keeps its mode, because rights are checked only at opening.
+fn open_write_protected(directory: &OwnedFd, name: &[u8], flags: OFlags) -> Result<OwnedFd, Fault> {
+    let place = openat(directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let stat = fstat(&place)?;
+    if !is_regular(&stat) || stat.st_uid != rustix::process::geteuid().as_raw() {
+        return Err(Errno::ACCESS.into());
+    }
+    if stat.st_nlink > 1 {
+        return Err(Fault::Detail(HAS_OTHER_NAMES));
+    }
+    let set_mode = |mode| Object::Path(place.as_fd()).set_mode(mode);
+    set_mode(stat.st_mode & 0o7777 | 0o600)?;
+    let opened = openat(directory, name, flags, Mode::empty());
+    set_mode(stat.st_mode & 0o7777)?;
+    Ok(opened?)
+}
+
 /// How a file gets its name.
 #[derive(Debug)]
 pub(super) enum Way {
@@ -133,6 +151,7 @@ impl Partial {
                     }
                 })?
             }
+            Err(Errno::ACCESS) => (open_write_protected(&directory.fd, name, flags)?, false),
             file => (file?, false),
         };
         let stat = fstat(&file)?;

@@ -6,7 +6,7 @@
 //! killed.
 
 use std::collections::BTreeSet;
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -108,14 +108,12 @@ impl OpenDirectory {
 
     /// Removes a marker that an earlier transfer has left, because the entry that has this name now is whole.
     pub fn clear_mark(&self, name: &[u8]) {
-        if self.has_past()
-            && !self.shared.options.dry_run
-            && let Ok(beside) = CString::new(name_beside(name, UNFINISHED))
-        {
+        if self.has_past() && !self.shared.options.dry_run {
+            let beside = name_beside(name, UNFINISHED);
             // A marker that another transfer holds stays. If a marker cannot be removed, the file is compared once
             // more. Without locks nothing tells whether a marker that was just made is held. If it stayed, `-u` would
             // take what the user writes to this file later for half-written.
-            if !matches!(partial::make_way(self.fd.as_fd(), &beside), Ok(()) | Err(Errno::BUSY)) {
+            if !matches!(partial::make_way(self.fd.as_fd(), beside.as_bytes()), Ok(()) | Err(Errno::BUSY)) {
                 let _ = unlinkat(&self.fd, &beside, AtFlags::empty());
             }
         }
@@ -132,7 +130,7 @@ pub(super) fn is_marker(name: &[u8]) -> bool {
 pub(super) fn delete_leftovers(directory: BorrowedFd<'_>) {
     let _ = partial::for_each(directory, |name| {
         if is_temporary_name(name.to_bytes()) && !is_marker(name.to_bytes()) {
-            let _ = partial::make_way(directory, name);
+            let _ = partial::make_way(directory, name.to_bytes());
         }
         Ok::<_, Errno>(())
     });
@@ -150,7 +148,7 @@ pub(super) fn remove_marks(directory: BorrowedFd<'_>, has_none: impl Fn(FileType
     let mut stale = BTreeSet::new();
     partial::for_each(directory, |name| {
         if is_marker(name.to_bytes()) {
-            stale.insert(name.to_owned());
+            stale.insert(name.to_bytes().to_vec());
         }
         Ok::<_, Errno>(())
     })?;
@@ -162,11 +160,9 @@ pub(super) fn remove_marks(directory: BorrowedFd<'_>, has_none: impl Fn(FileType
         kind.is_ok_and(&has_none)
     };
     partial::for_each(directory, |name: &CStr| {
-        if let Ok(marker) = CString::new(name_beside(name.to_bytes(), UNFINISHED))
-            && stale.contains(&marker)
-            && !is_other(name)
-        {
-            stale.remove(&marker);
+        let marker = name_beside(name.to_bytes(), UNFINISHED);
+        if stale.contains(marker.as_bytes()) && !is_other(name) {
+            stale.remove(marker.as_bytes());
         }
         Ok::<_, Errno>(())
     })?;

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use rd_proto::tree::{Extension, NAME_BYTES_MAX};
-use rustix::fs::{FileType, OFlags, RawDir, Stat};
+use rustix::fs::{FileType, OFlags, Stat};
 use rustix::io::Errno;
 
 use super::place::{Entered, Entry, Layer, Level, Place};
@@ -12,9 +12,6 @@ use super::{REPLACED, Recorder, Seen, follow};
 use crate::fs::{identity, partial};
 use crate::tree::Fault;
 use crate::tree::names::Names;
-
-/// Size of the buffer for directory entries, in bytes.
-const ENTRIES_BYTES: usize = 256 << 10;
 
 impl Recorder {
     /// Opens a directory, and returns whether it is open as a place only (O_PATH). That is so for a directory that may
@@ -92,30 +89,15 @@ impl Recorder {
     pub(super) fn list(&mut self, place: &Place, layers: Vec<Layer>) -> Level {
         let mut names = Names::default();
         let mut failures = Vec::new();
-        self.listing.reserve(ENTRIES_BYTES);
-        'layers: for layer in &layers {
-            let mut entries = RawDir::new(&layer.directory, self.listing.spare_capacity_mut());
-            while let Some(entry) = entries.next() {
-                match entry {
-                    Ok(entry) => {
-                        let name = entry.file_name();
-                        if name == c"." || name == c".." {
-                            continue;
-                        }
-                        if name.count_bytes() > NAME_BYTES_MAX {
-                            failures.push((layer.root, name.to_bytes().to_vec(), Fault::System(Errno::NAMETOOLONG)));
-                        } else if let Err(fault) = names.push(entry.file_type(), name) {
-                            failures.push((layer.root, Vec::new(), fault));
-                            break 'layers;
-                        }
-                    }
-                    Err(Errno::INTR) => {}
-                    Err(error) => {
-                        failures.push((layer.root, Vec::new(), error.into()));
-                        break;
-                    }
+        for layer in &layers {
+            let listed = partial::for_each_of_kind(&layer.directory, |name, kind| {
+                if name.count_bytes() <= NAME_BYTES_MAX {
+                    return names.push(kind, name);
                 }
-            }
+                failures.push((layer.root, name.to_bytes().to_vec(), Fault::System(Errno::NAMETOOLONG)));
+                Ok(())
+            });
+            failures.extend(listed.err().map(|fault| (layer.root, Vec::new(), fault)));
         }
         let root = layers.first().map_or(0, |layer| layer.root);
         if let Err(fault) = names.sort() {

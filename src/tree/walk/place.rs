@@ -1,6 +1,7 @@
 //! The position of a walk: the directories that are open within each other, with their names.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
@@ -65,6 +66,8 @@ pub struct Layer {
     pub directory: Arc<OwnedFd>,
     /// Which of the roots of one name the directory is, or is below.
     pub root: usize,
+    /// Marks of unfinished entries to which the walk comes next, and whether each has its entry beside it.
+    pub marks: RefCell<BTreeMap<Vec<u8>, bool>>,
 }
 
 /// The directories entered under one name.
@@ -298,7 +301,7 @@ impl Place {
 
 impl Layer {
     pub fn new(directory: OwnedFd, root: usize) -> Self {
-        Self { directory: Arc::new(directory), root }
+        Self { directory: Arc::new(directory), root, marks: RefCell::default() }
     }
 }
 

@@ -1,19 +1,18 @@
 //! Makes the records of a walk: looks at, opens and describes one entry at a time.
 
 use std::collections::{BTreeMap, HashSet};
-use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rd_proto::control::IoFact;
 use rd_proto::tree::{DEPTH_MAX, Metadata, PATH_BYTES_MAX, Record, Special};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, major, minor, openat, readlinkat_raw, statat};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 
 use super::follow::{self, Treatment};
 use super::links::{Links, further_names};
 use super::listed::{Homes, ListedFile};
-use super::place::{Entry, Place};
+use super::place::{Entry, Layer, Place};
 use super::sent::{Sent, size_of};
 use super::spent::{Log, Was, Whereabouts};
 use super::{Finished, LEADS_NOWHERE, LargeFile, REPLACED};
@@ -32,8 +31,8 @@ use crate::tree::{Fault, IS_LEFTOVER, stats};
 const IS_MARK: &str =
     "marks an entry beside it as unfinished, whose copy would count as complete; finish or remove that entry";
 
-/// Maximum number of names among which the entry of a mark is looked for.
-const BESIDE_MAX: usize = 4096;
+/// Maximum number of marks whose entries are looked for at once.
+const MARKS_MAX: usize = if cfg!(test) { 4 } else { 16 << 10 };
 
 /// Result of one step.
 pub(super) enum Step {
@@ -85,8 +84,6 @@ pub(super) struct Recorder {
     pub(super) sent: Sent,
     /// Number of failures since the beginning.
     pub(super) failures: u64,
-    /// Buffer for a block of directory entries.
-    pub(super) listing: Vec<u8>,
     pub(super) reader: Reader,
     /// Buffer for hashing files.
     pub(super) scratch: Vec<u8>,
@@ -220,7 +217,8 @@ impl Recorder {
             if place.levels.len() == 1 {
                 return Err(Fault::Detail(IS_LEFTOVER));
             }
-            if is_mark(entry) {
+            let layer = place.levels.last().and_then(|level| level.layers.get(entry.layer));
+            if layer.is_some_and(|layer| is_mark(layer, entry)) {
                 return Err(Fault::Detail(IS_MARK));
             }
             self.sent.leftovers.keep(plain_fact(&place.source_path(entry), IS_LEFTOVER));
@@ -324,9 +322,8 @@ impl Recorder {
         flags.set(OFlags::NOFOLLOW, !entry.follow);
         flags.set(OFlags::NOATIME, self.noatime);
         let file = loop {
-            match openat(entry.at, entry.path, flags, Mode::empty()) {
+            match retry_on_intr(|| openat(entry.at, entry.path, flags, Mode::empty())) {
                 Ok(file) => break file,
-                Err(Errno::INTR) => {}
                 Err(Errno::PERM) if flags.contains(OFlags::NOATIME) => {
                     self.noatime = false;
                     flags.remove(OFlags::NOATIME);
@@ -426,21 +423,46 @@ impl Recorder {
     }
 }
 
-/// Whether an entry is the mark of an unfinished one beside it. In a large directory, every mark counts as such.
-fn is_mark(entry: &Entry<'_>) -> bool {
+/// Whether an entry is the mark of an unfinished one beside it.
+fn is_mark(layer: &Layer, entry: &Entry<'_>) -> bool {
     let found = || statat(entry.at, entry.path, AtFlags::SYMLINK_NOFOLLOW);
     let ending = UNFINISHED.as_bytes();
     if !entry.name.ends_with(ending) || !found().is_ok_and(|stat| is_regular(&stat) && stat.st_size == 0) {
         return false;
     }
-    let mut left = BESIDE_MAX;
-    let look = |name: &CStr| {
-        left -= 1;
-        let is_marked = || name_beside(name.to_bytes(), UNFINISHED).as_bytes() == entry.name;
-        if left == 0 || is_marked() { Err(Errno::EXIST) } else { Ok(()) }
-    };
-    let beside = openat(entry.at, ".", DIRECTORY, Mode::empty());
-    beside.and_then(|beside| partial::for_each(beside, look)).is_err()
+    let mut marks = layer.marks.borrow_mut();
+    if !marks.contains_key(entry.name) {
+        match marks_from(entry) {
+            Ok(found) => *marks = found,
+            // It may be one.
+            Err(_) => return true,
+        }
+    }
+    marks.remove(entry.name) == Some(true)
+}
+
+/// Returns the marks in a directory from this one on, as many as are looked for at once, and whether each has its entry
+/// beside it. The walk comes to them in this order.
+fn marks_from(first: &Entry<'_>) -> Result<BTreeMap<Vec<u8>, bool>, Errno> {
+    let beside = openat(first.at, ".", DIRECTORY, Mode::empty())?;
+    let mut marks = BTreeMap::from([(first.name.to_vec(), false)]);
+    partial::for_each::<Errno>(&beside, |name| {
+        let name = name.to_bytes();
+        if name > first.name && is_temporary_name(name) && name.ends_with(UNFINISHED.as_bytes()) {
+            marks.insert(name.to_vec(), false);
+        }
+        if marks.len() > MARKS_MAX {
+            marks.pop_last();
+        }
+        Ok(())
+    })?;
+    partial::for_each::<Errno>(&beside, |name| {
+        if let Some(is_marked) = marks.get_mut(name_beside(name.to_bytes(), UNFINISHED).as_bytes()) {
+            *is_marked = true;
+        }
+        Ok(())
+    })?;
+    Ok(marks)
 }
 
 pub(super) fn wrote(length: Option<usize>) -> Step {

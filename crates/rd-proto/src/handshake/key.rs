@@ -37,24 +37,12 @@ pub struct Key {
     unguessable: bool,
 }
 
-/// The given key has no bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the key is empty")]
-pub struct EmptyKey;
-
 impl Key {
-    /// Takes the key that a user gave: any bytes, at least one.
-    ///
-    /// # Errors
-    ///
-    /// [`EmptyKey`] if there are no bytes.
-    pub fn new(bytes: impl Into<Vec<u8>>) -> Result<Self, EmptyKey> {
+    /// Takes the key that a user gave: any bytes. `None` if there are none.
+    pub fn new(bytes: impl Into<Vec<u8>>) -> Option<Self> {
         let bytes = Zeroizing::new(bytes.into());
-        if bytes.is_empty() {
-            return Err(EmptyKey);
-        }
         let unguessable = has_check_bits(&bytes);
-        Ok(Self { bytes, unguessable })
+        (!bytes.is_empty()).then_some(Self { bytes, unguessable })
     }
 
     /// Takes 256 random bits as a key, which a controller hands to both agents. The key counts as generated.
@@ -132,7 +120,7 @@ mod tests {
 
     #[test]
     fn empty_keys_are_refused() {
-        assert_eq!(Key::new(Vec::new()).expect_err("no bytes"), EmptyKey);
+        assert!(Key::new(Vec::new()).is_none());
         assert!(!Key::new(b"x".to_vec()).expect("one byte").is_generated());
     }
 

@@ -19,11 +19,10 @@ fn expected() -> Vec<(String, usize)> {
     layout! { lines:
         size ffi::Device = "struct ibv_device";
         size ffi::ContextOps = "struct ibv_context_ops";
-        size ffi::Mr = "struct ibv_mr";
         size ffi::QpCap = "struct ibv_qp_cap";
         size ffi::QpInitAttr = "struct ibv_qp_init_attr";
         size ffi::QpAttr = "struct ibv_qp_attr";
-        size ffi::Sge = "struct ibv_sge";
+        size crate::memory::Segment = "struct ibv_sge";
         size ffi::SendWr = "struct ibv_send_wr";
         size ffi::RecvWr = "struct ibv_recv_wr";
         size ffi::WorkCompletion = "struct ibv_wc";
@@ -42,11 +41,8 @@ fn expected() -> Vec<(String, usize)> {
             poll_cq = "poll_cq", req_notify_cq = "req_notify_cq", post_send = "post_send", post_recv = "post_recv",
         }
         at ffi::Context = "struct ibv_context" { device = "device", ops = "ops", cmd_fd = "cmd_fd", async_fd = "async_fd" }
-        at ffi::Pd = "struct ibv_pd" { context = "context" }
-        at ffi::Mr = "struct ibv_mr" { addr = "addr", length = "length", lkey = "lkey" }
+        at ffi::Mr = "struct ibv_mr" { handle = "handle", lkey = "lkey" }
         at ffi::CompChannel = "struct ibv_comp_channel" { context = "context", fd = "fd" }
-        at ffi::Cq = "struct ibv_cq" { context = "context" }
-        at ffi::Qp = "struct ibv_qp" { context = "context" }
         at ffi::QpCap = "struct ibv_qp_cap" {
             max_send_wr = "max_send_wr", max_recv_wr = "max_recv_wr", max_send_sge = "max_send_sge",
             max_recv_sge = "max_recv_sge", max_inline_data = "max_inline_data",
@@ -55,7 +51,7 @@ fn expected() -> Vec<(String, usize)> {
             send_cq = "send_cq", recv_cq = "recv_cq", srq = "srq", cap = "cap", qp_type = "qp_type", sq_sig_all = "sq_sig_all",
         }
         at ffi::QpAttr = "struct ibv_qp_attr" { qp_state = "qp_state" }
-        at ffi::Sge = "struct ibv_sge" { addr = "addr", length = "length", lkey = "lkey" }
+        at crate::memory::Segment = "struct ibv_sge" { address = "addr", length = "length", local_key = "lkey" }
         at ffi::SendWr = "struct ibv_send_wr" {
             wr_id = "wr_id", next = "next", sg_list = "sg_list", num_sge = "num_sge", opcode = "opcode",
             send_flags = "send_flags", imm_data = "imm_data",
@@ -63,15 +59,13 @@ fn expected() -> Vec<(String, usize)> {
         at ffi::RecvWr = "struct ibv_recv_wr" { wr_id = "wr_id", next = "next", sg_list = "sg_list", num_sge = "num_sge" }
         at ffi::WorkCompletion = "struct ibv_wc" {
             wr_id = "wr_id", status = "status", opcode = "opcode", vendor_err = "vendor_err", byte_len = "byte_len",
-            qp_num = "qp_num", wc_flags = "wc_flags",
         }
         at ffi::DeviceAttr = "struct ibv_device_attr" {
             vendor_id = "vendor_id", max_qp = "max_qp", max_qp_wr = "max_qp_wr", max_sge = "max_sge", max_cqe = "max_cqe",
-            max_pkeys = "max_pkeys", phys_port_cnt = "phys_port_cnt",
         }
         at ffi::PortAttr = "struct ibv_port_attr" {
-            state = "state", max_msg_sz = "max_msg_sz", active_width = "active_width", active_speed = "active_speed",
-            link_layer = "link_layer",
+            state = "state", max_mtu = "max_mtu", active_mtu = "active_mtu", max_msg_sz = "max_msg_sz",
+            active_width = "active_width", active_speed = "active_speed",
         }
         at ffi::AsyncEvent = "struct ibv_async_event" { element = "element", event_type = "event_type" }
         at ffi::CmChannel = "struct rdma_event_channel" { fd = "fd" }
@@ -110,6 +104,7 @@ fn expected() -> Vec<(String, usize)> {
         ("RDMA_CM_EVENT_ROUTE_RESOLVED", 2),
         ("RDMA_CM_EVENT_ROUTE_ERROR", 3),
         ("RDMA_CM_EVENT_CONNECT_REQUEST", 4),
+        ("RDMA_CM_EVENT_CONNECT_ERROR", 6),
         ("RDMA_CM_EVENT_UNREACHABLE", 7),
         ("RDMA_CM_EVENT_REJECTED", 8),
         ("RDMA_CM_EVENT_ESTABLISHED", 9),

@@ -111,7 +111,7 @@ fn hostile_record() -> Record {
 
 #[test]
 fn hostile_names_are_text_and_the_page_stays_well_formed() {
-    let failure = Failure::new(Exit::Destination, HOSTILE);
+    let failure = Exit::Destination.with(HOSTILE);
     for failure in [None, Some(&failure)] {
         let page = rendered(&hostile_record(), failure, None);
         assert!(page.text.contains("<script>alert(1)</script>"), "it is shown as it is: {}", page.text);
@@ -157,7 +157,7 @@ fn a_pipeline_has_each_stage_and_each_hop_and_all_of_it_is_text() {
         bytes_out: Some(7),
     };
     let hop = hop(HOSTILE, "this host");
-    let failure = Failure::new(Exit::Stage(3), "a stage failed");
+    let failure = Exit::Stage(3).with("a stage failed");
     let pipeline = Pipeline {
         result: event::Result::new(Some(&failure)),
         stages: vec![stage("a"), stage(HOSTILE)],

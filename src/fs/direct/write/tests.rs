@@ -207,5 +207,6 @@ fn memory_as_the_kernel_and_control_groups_tell_it() {
     put("sys/fs/cgroup/memory/memory.stat", "inactive_file 1\ntotal_inactive_file 250000\ntotal_active_file 50000\n");
     assert_eq!(available(), Some(400_000));
     put("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "9223372036854771712\n");
-    assert_eq!(available(), Some(400_000));
+    put("sys/fs/cgroup/memory/a/memory.usage_in_bytes", "9223372036854771711\n");
+    assert_eq!(available(), Some(400_000), "no limit, so nothing is read");
 }

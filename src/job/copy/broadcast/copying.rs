@@ -286,7 +286,7 @@ fn too_long(job: &frames::Job) -> Option<Failure> {
         "too many SRC for a copy to several hosts: their names and the options take {kib} KiB, and a request has room for {most} KiB; \
          copy their directory instead, with -r, or fewer at a time"
     );
-    (bytes > JOB_BYTES_MAX).then(|| Failure::new(Exit::Usage, line))
+    (bytes > JOB_BYTES_MAX).then(|| Exit::Usage.with(line))
 }
 
 /// The failure of a host whose copy was stopped because it got no further.
@@ -296,7 +296,7 @@ fn stood_still(giver: &str, taker: &str, still: Duration) -> Failure {
         "{taker}: the copy from {giver} made no progress for {minutes} minutes; check whether the file systems of \
          {giver} and {taker} still answer, and copy to {taker} again"
     );
-    Failure::new(Exit::LinkLost, line)
+    Exit::LinkLost.with(line)
 }
 
 /// The failure of a host that has the source's tree, but may also have entries of a host that altered the data.
@@ -305,7 +305,7 @@ fn forged_left(host: &str) -> Failure {
         "{host} has all of the source, but was first sent altered data, and other files there may have been added or \
          replaced by that; compare with `rdcp -rn --sync --delete`, which lists what the source does not have"
     );
-    Failure::new(Exit::Integrity, line)
+    Exit::Integrity.with(line)
 }
 
 #[cfg(test)]

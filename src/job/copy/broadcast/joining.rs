@@ -302,7 +302,7 @@ impl Copy<'_> {
             if run.targets[at].placing.as_ref().is_some_and(|placing| placing.due <= now) {
                 let (label, within) = (escaped(run.targets[at].spec.host()), ANSWER_MAX.as_secs());
                 let line = format!("{label} did not answer within {within} s; try again");
-                self.fail_target(run, at, Failure::new(Exit::Connect, line));
+                self.fail_target(run, at, Exit::Connect.with(line));
             }
         }
     }
@@ -321,7 +321,7 @@ impl Copy<'_> {
             } else if self.job.is_silent_for(host, LATE_MAX) {
                 let (label, seconds) = (self.label(host), LATE_MAX.as_secs());
                 let line = format!("no agent answered on {label} within {seconds} s, and all other hosts are done");
-                self.job.give_up_arriving(host, Failure::new(Exit::Connect, line));
+                self.job.give_up_arriving(host, Exit::Connect.with(line));
             }
         }
     }

@@ -24,7 +24,7 @@ impl Copy<'_> {
         let first = run.targets.iter().enumerate().find(is_same)?.1.host?;
         let (one, other) = (self.label(first), self.label(host));
         let line = format!("{other} is the same machine as {one}, with the same destination; name only one of them");
-        Some(Failure::new(Exit::Usage, line))
+        Some(Exit::Usage.with(line))
     }
 }
 

@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rd_verbs::{CompletionQueue, MessageRegion, QueuePair, WorkCompletion};
+use rd_verbs::{
+    CompletionQueue, Depths, Error as VerbsError, Id, MessageRegion, ProtectionDomain, QueuePair, WorkCompletion,
+};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 
@@ -14,8 +16,8 @@ use super::super::{ConnectError, failure, sleep_on, until};
 use super::Account;
 use crate::transport::LaneError;
 use crate::transport::bundle::{
-    Assignment, Flow, Group, LOOK_AGAIN, Measured, Meter, Progress, Task, WARM_UP, fill_pattern, latency_histogram,
-    record_half,
+    Assignment, Flow, Group, LOOK_AGAIN, Measured, Meter, Progress, Settings, Task, WARM_UP, fill_pattern,
+    latency_histogram, record_half,
 };
 
 /// Number of slots that messages are received into, in turns.
@@ -32,6 +34,9 @@ pub(super) const CREDIT_BYTES: usize = 8;
 /// Length of a credit if the messages themselves are [`CREDIT_BYTES`] long.
 const CREDIT_BYTES_OTHER: usize = 4;
 
+/// Maximum size of an inline send, in bytes, as requested by perftest's latency tests.
+const INLINE_BYTES: u32 = 220;
+
 /// Maximum number of completions taken at once.
 const COMPLETIONS: usize = 32;
 
@@ -47,7 +52,7 @@ const SPINS: u32 = 1024;
 
 /// The purpose of a work request, encoded in its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Work {
+enum Work {
     /// A receive on the queue pair in this place, into this slot.
     Receive {
         place: u32,
@@ -59,7 +64,7 @@ pub(super) enum Work {
 }
 
 impl Work {
-    pub(super) fn encode(self) -> u64 {
+    fn encode(self) -> u64 {
         match self {
             Self::Receive { place, slot } => 1 << 40 | u64::from(slot) << 32 | u64::from(place),
             Self::Send { place } => u64::from(place),
@@ -147,9 +152,10 @@ impl Pair {
 pub(super) struct RdmaGroup {
     pairs: Vec<Pair>,
     account: Account,
-    poll: bool,
+    pub(super) settings: Settings,
     completions: Completions,
     region: Arc<MessageRegion>,
+    domain: Arc<ProtectionDomain>,
     held: Held,
     spins: u32,
 }
@@ -157,14 +163,32 @@ pub(super) struct RdmaGroup {
 impl RdmaGroup {
     pub(super) fn new(
         queue: &Arc<CompletionQueue>,
-        region: &Arc<MessageRegion>,
+        region: MessageRegion,
+        domain: Arc<ProtectionDomain>,
         held: &Held,
         account: Account,
-        poll: bool,
+        settings: Settings,
     ) -> Self {
-        let completions = Completions::new(queue);
-        let (region, held) = (Arc::clone(region), held.clone());
-        Self { pairs: Vec::new(), account, poll, completions, region, held, spins: 0 }
+        let (completions, region, held) = (Completions::new(queue), Arc::new(region), held.clone());
+        Self { pairs: Vec::new(), account, settings, completions, region, domain, held, spins: 0 }
+    }
+
+    /// Makes a queue pair, which is not added yet.
+    pub(super) fn queue_pair(&self, id: Id) -> Result<QueuePair, VerbsError> {
+        let depths = Depths {
+            sends: self.account.sends,
+            receives: self.account.receives,
+            segments: 1,
+            inline_bytes: INLINE_BYTES.min(self.settings.message_bytes_max.max(CREDIT_BYTES as u32)),
+        };
+        QueuePair::new(id, &self.domain, &self.completions.queue, &self.region, depths)
+    }
+
+    /// Posts all receives of connection `place`. Must be called before its first message may come.
+    pub(super) fn post_receives(&self, queue_pair: &QueuePair, place: u32) -> Result<(), VerbsError> {
+        (0..self.account.receives)
+            .map(|number| number % RECEIVE_SLOTS)
+            .try_for_each(|slot| queue_pair.receive_message(Work::Receive { place, slot }.encode(), slot))
     }
 
     pub(super) fn add(&mut self, queue_pair: QueuePair) {
@@ -266,7 +290,7 @@ impl RdmaGroup {
     /// Called if nothing has completed: sleeps, or goes on polling. Returns whether some time has passed without any
     /// completion. The clock is read only then, because on some hosts that is slower than sending a message.
     fn idle(&mut self, deadline: Instant) -> Result<bool, LaneError> {
-        if self.poll {
+        if self.settings.poll {
             self.spins = self.spins.wrapping_add(1);
             if !self.spins.is_multiple_of(SPINS) {
                 std::hint::spin_loop();

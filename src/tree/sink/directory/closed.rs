@@ -4,7 +4,7 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use rustix::fs::{Mode, OFlags, fchmod, openat};
+use rustix::fs::{Mode, OFlags, fchmod, fstat, openat};
 use rustix::io::Errno;
 
 use super::OpenDirectory;
@@ -39,6 +39,13 @@ impl OpenDirectory {
     pub(super) fn take_closed(&self) -> Option<u32> {
         crate::locked(&self.closed).take()
     }
+}
+
+/// Whether a directory that is open has been removed, as a working directory may have been. No entry can be made in it.
+/// Some file systems report no links of any directory, but a removed one cannot be listed either.
+pub(in crate::tree::sink) fn is_removed(directory: &OwnedFd) -> bool {
+    fstat(directory).is_ok_and(|stat| stat.st_nlink == 0)
+        && partial::for_each(directory, |_| Err(Errno::EXIST)) == Err(Errno::NOENT)
 }
 
 /// Restores the mode of a directory that is not used after all.

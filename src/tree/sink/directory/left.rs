@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use super::super::unfinished::{self, is_marker};
 use super::super::{Fault, SOURCE_IS_EMPTY};
-use super::{OpenDirectory, remove};
+use super::OpenDirectory;
 use crate::fs::partial;
 use crate::fs::{DIRECTORY, PARTIAL, is_directory, is_regular, is_temporary_name, name_beside};
 use crate::options::LATEST;
@@ -51,7 +51,7 @@ impl OpenDirectory {
         match left.remove(name) {
             Some(was_directory) if was_directory != is_directory => {
                 // If this fails, making the entry fails as well, and that is reported.
-                let _ = remove(&self.fd, name);
+                let _ = partial::remove(&self.fd, name);
                 false
             }
             was_directory => was_directory == Some(true),
@@ -62,12 +62,12 @@ impl OpenDirectory {
     /// directory that may have come from a source that is empty now stays, so that the entry fails.
     fn clear_other_kind(&self, entry: &Record<'_>) {
         let stat = entry.name().and_then(|name| Some((name, self.stat(name).ok()?)));
-        let is_kept = || self.shared.options.generations.snapshot.is_some() && self.why_kept(true).is_some();
+        let is_kept = || self.shared.options.generations.snapshot.is_some() && self.why_kept().is_some();
         if let Some((name, stat)) = stat
             && is_directory(&stat) != matches!(entry, Record::Directory { .. })
             && !(is_directory(&stat) && is_kept())
         {
-            let _ = remove(&self.fd, name);
+            let _ = partial::remove(&self.fd, name);
         }
     }
 
@@ -88,8 +88,8 @@ impl OpenDirectory {
         let mut names = self.without_those_that_came(extraneous.take()?)?;
         // Beside an entry that has come, a leftover may be one that this run has taken over.
         if self.shared.options.generations.snapshot.is_some()
-            && (names.current().is_some() || extraneous.has_leftovers && !extraneous.has_met)
-            && let Some(why) = self.why_kept(extraneous.has_met)
+            && (names.current().is_some() || extraneous.has_leftovers && !self.has_met.load(Relaxed))
+            && let Some(why) = self.why_kept()
         {
             return Err(why);
         }
@@ -106,9 +106,9 @@ impl OpenDirectory {
 
     /// Why nothing is removed from a source's directory if nothing has come into it, or if it lacks what would have come
     /// from one of several sources.
-    pub(super) fn why_kept(&self, has_met: bool) -> Option<Fault> {
+    pub(super) fn why_kept(&self) -> Option<Fault> {
         let (shared, options) = (&self.shared, &self.shared.options);
-        let is_empty = self.is_source && !has_met;
+        let is_empty = self.is_source && !self.has_met.load(Relaxed);
         if options.force_empty || !is_empty && !self.lacks_source {
             return None;
         }

@@ -92,7 +92,7 @@ impl OpenDirectory {
         }
         let c_name = CString::new(name).map_err(|_| Errno::INVAL)?;
         let is_empty = || rehearse::is_empty(&self.fd, &c_name);
-        if self.why_kept(true).is_some() && is_empty() != Ok(true) {
+        if self.why_kept().is_some() && is_empty() != Ok(true) {
             return Err(Fault::Explained(Errno::NOTEMPTY, MAY_BE_OTHERS));
         }
         if !shared.options.delete {

@@ -1,6 +1,7 @@
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 
 use rd_proto::tree::{Record, Time};
@@ -8,6 +9,7 @@ use rd_proto::tree::{Record, Time};
 use super::super::tests::chunk;
 use super::super::{KeptState, TreeSink};
 use super::*;
+use crate::fs::io_fact;
 use crate::options::TreeOptions;
 
 const META: Metadata<'static> = Metadata {
@@ -98,6 +100,8 @@ fn a_tree_of_which_nothing_came_leaves_nothing() {
 #[test]
 fn a_name_that_was_taken_meanwhile_is_left_alone() {
     let scratch = tempfile::tempdir().expect("a directory");
+    // Others may rename entries here, so an unfinished tree is marked.
+    fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o777)).expect("ours");
     let mut sink = TreeSink::new(scratch.path(), TreeOptions::default(), Box::new(|_| {})).expect("there");
     sink.push(0, 0, chunk(&[directory(b"new"), file(b"file")])).expect("taken");
     fs::create_dir(scratch.path().join("new")).expect("made");
@@ -106,7 +110,24 @@ fn a_name_that_was_taken_meanwhile_is_left_alone() {
     let report = sink.finish().expect("whole");
     assert_eq!(report.figures.failed, 1);
     assert_eq!(names(&scratch.path().join("new")), ["theirs"]);
-    assert_eq!(names(&scratch.path().join(name_beside(b"new", PARTIAL))), ["file"]);
+    let beside = scratch.path().join(name_beside(b"new", PARTIAL));
+    assert_eq!(names(&beside), ["file"]);
+    // It is whole, so it is open to those to whom its source is.
+    assert_eq!(fs::metadata(&beside).expect("there").mode() & 0o7777, META.mode);
+    fs::set_permissions(&beside, fs::Permissions::from_mode(0o700)).expect("ours");
+}
+
+/// As the working directory may have been.
+#[test]
+fn nothing_is_begun_in_a_directory_that_has_been_removed() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let gone = scratch.path().join("gone");
+    fs::create_dir(&gone).expect("a directory");
+    let held = fs::File::open(&gone).expect("there");
+    fs::remove_dir(&gone).expect("empty");
+    let path = PathBuf::from(format!("/proc/self/fd/{}", held.as_raw_fd()));
+    let refused = TreeSink::new(&path, TreeOptions::default(), Box::new(|_| {})).err();
+    assert_eq!(refused, Some(io_fact(path.as_os_str(), Errno::NOENT)));
 }
 
 /// Another copy was making the directory, and finished while this copy waited for it. This copy goes on in that

@@ -55,8 +55,8 @@ const SETTINGS: &[Term] = &[
     ("TERM", "On a terminal that is \"dumb\", nothing is coloured and no progress bar is drawn."),
     (
         "LC_ALL, LC_CTYPE, LANG",
-        "The first that is set names the letters of the terminal. Progress bars are drawn in ASCII if these are not \
-         UTF-8.",
+        "The first that is set names the letters of the terminal. Progress bars are drawn in ASCII if it names \
+         others than UTF-8, as de_DE.ISO-8859-1 does, or if LC_ALL or LC_CTYPE is C or POSIX.",
     ),
 ];
 
@@ -123,7 +123,8 @@ const ALLOCATION: &[Term] = &[(
 
 const GPUS: &[Term] = &[(
     "SLURM_GPUS, SLURM_GPUS_PER_SOCKET",
-    "With --launcher slurm: if one of these is set, commands have none of the job's GPUs and other generic resources.",
+    "With --launcher slurm: if one of these is set, commands on other nodes have none of the job's GPUs and other generic \
+     resources.",
 )];
 
 const COPY: &[Term] = &[("XDG_RUNTIME_DIR", "The directory for the sockets of --join, instead of /run/user/UID.")];

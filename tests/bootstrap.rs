@@ -230,7 +230,7 @@ fn another_version_goes_that_nobody_has_used_for_days_also_while_it_runs() {
     let old = far.cache().join(format!("rdma-pipe-agent-{}", "0".repeat(64)));
     fs::copy("/bin/sleep", &old).expect("a program");
     let mut running = Process::spawn(Command::new(&old).arg("60").stdin(Stdio::null()).stdout(Stdio::null()));
-    // Files of an upload that was interrupted long ago, and of one in progress.
+    // Files of an upload that was interrupted long ago, and of one in progress, for which another host's clock counts.
     let [stale, fresh] = ["stale1", "fresh1"].map(|name| far.cache().join(format!(".new.{name}")));
     for path in [&stale, &fresh] {
         fs::write(path, "x").expect("ours");
@@ -238,7 +238,9 @@ fn another_version_goes_that_nobody_has_used_for_days_also_while_it_runs() {
     // Another caller may be about to start this agent.
     let used = far.cache().join(format!("rdma-pipe-agent-{}", "1".repeat(64)));
     fs::write(&used, "x").expect("ours");
-    for (path, options) in [(&stale, ["-d", "2 hours ago"]), (&old, ["-ad", "3 days ago"])] {
+    for (path, options) in
+        [(&stale, ["-d", "2 days ago"]), (&fresh, ["-d", "2 hours ago"]), (&old, ["-ad", "3 days ago"])]
+    {
         let touched = Command::new("touch").args(options).arg(path).status();
         assert!(touched.expect("coreutils").success());
     }
@@ -432,7 +434,7 @@ fn what_was_asked_for_otherwise() {
 
 /// A HELLO message of another major version.
 const OTHER: &str =
-    r"printf '\0rdma-pipe agent\0\n\027\0\0\0\202\0\201\211\003\007\1439.9\141L\141m\141c\100\100\144more'";
+    r"printf '\0rdma-pipe agent\0\n\027\0\0\0\202\0\201\211\011\007\1439.9\141L\141m\141c\100\100\144more'";
 
 #[test]
 fn one_that_is_installed_and_of_no_use() {
@@ -454,7 +456,7 @@ fn one_that_is_installed_and_of_no_use() {
         }
         let ended = Process::spawn(&mut far.command(launcher, &["--no-bootstrap"])).wait();
         if installed.contains("9.9") {
-            ended.expect(9).one_line("rdcp", &["far has rdma-pipe 9.9", "3.7", "--agent"]);
+            ended.expect(9).one_line("rdcp", &["far has rdma-pipe 9.9", "9.7", "--agent"]);
         } else if installed.contains("GLIBC") {
             ended.expect(3).one_line("rdcp", &["no agent answered on far", "GLIBC_2.99 not found"]);
         } else {

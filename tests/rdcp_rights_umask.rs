@@ -147,6 +147,52 @@ fn files_that_their_owner_may_not_write_to_are_written_in_place() {
     }
 }
 
+/// The marker is closed to this user, so whether the other one's copy is still writing cannot be seen.
+#[test]
+fn what_another_user_has_marked_is_not_written_to() {
+    if !is_root() {
+        return not_run("needs root, to become another user");
+    }
+    let lab = Lab::for_users();
+    for name in ["from", "into"] {
+        fs::create_dir(lab.join(name)).expect("a directory");
+        lab.0.file(&format!("{name}/file"), b"1");
+    }
+    for (name, mode) in [("into", 0o777), ("into/file", 0o666)] {
+        fs::set_permissions(lab.join(name), fs::Permissions::from_mode(mode)).expect("ours");
+    }
+    let marks = ["file", "one"].map(|name| {
+        let name = format!("into/{}", name_beside(name, "rd-half"));
+        lab.0.file(&name, b"");
+        fs::set_permissions(lab.join(&name), fs::Permissions::from_mode(0o600)).expect("ours");
+        chown(lab.join(&name), Some(4_000_001), None).expect("root");
+        lab.join(&name)
+    });
+    for to in ["", "h"] {
+        let run = |options: &[&str], from: &str, into: &str| {
+            let side = if to.is_empty() { into.into() } else { lab.there(to, into) };
+            let options = ["--sync"].iter().chain(options).map(OsString::from);
+            rdcp(&lab, "022", &options.chain([from.into(), side]).collect::<Vec<_>>())
+        };
+        for option in ["--in-place", "--append-verify"] {
+            // A large file, because a small one is not appended to.
+            let (new, old) = (noise(700_000), noise(300_000));
+            lab.0.file("file", &new);
+            fs::write(lab.join("into/file"), &old).expect("a file");
+            let ended = run(&[option], "file", "into/file");
+            ended.expect(6).one_line("rdcp", &[".rd-half: ", "it belongs to 4000001; have it removed"]);
+            holds(&lab.join("into/file"), &old);
+        }
+        let ended = run(&["-r", "--snapshot=one"], "from/", "into");
+        assert!(
+            ended.stderr.contains(".rd-half: ") && ended.stderr.contains("is closed to this user"),
+            "{}",
+            ended.stderr
+        );
+        assert!(marks.iter().all(|mark| mark.exists()) && !lab.join("into/one").exists());
+    }
+}
+
 /// Nothing was made because of the destination, whatever else could not be read.
 #[test]
 fn a_destination_that_cannot_be_made_outweighs_what_cannot_be_read() {

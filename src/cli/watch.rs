@@ -107,7 +107,11 @@ pub(super) fn run(
 
 /// Returns what a line says besides how much is kept, which differs with each attempt.
 fn cause_of(line: &str) -> &str {
-    let is_of_rest = |&(at, _): &(usize, &str)| line[at..].contains(" kept in ");
+    let is_of_rest = |&(at, _): &(usize, &str)| {
+        [" kept in ", " is kept there, ", " incomplete (written in place), "]
+            .iter()
+            .any(|words| line[at..].contains(words))
+    };
     line.rmatch_indices("; ").find(is_of_rest).map_or(line, |(at, _)| &line[..at])
 }
 
@@ -239,6 +243,9 @@ mod tests {
         let cause = line("43 MiB kept in h:.1.rd-part, make room and run again to resume");
         assert_eq!(cause_of(&cause), "cannot write h:to: No space left on device");
         assert_eq!(cause_of(&cause), cause_of(&line("nothing usable kept in h:.1.rd-part, run again, or remove it")));
+        let in_place =
+            |others: &str| line(&format!("a/b{others} incomplete (written in place), run again to complete it"));
+        assert_eq!(cause_of(&in_place(" is")), cause_of(&in_place(" and 3 more are")));
         assert_eq!(cause_of("lost h; see it"), "lost h; see it");
     }
 

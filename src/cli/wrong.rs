@@ -111,7 +111,10 @@ pub(super) fn besides(command: &Command, words: &[OsString], typed: &[OsString])
             && let Some(value) = words.next()
             && typed.windows(2).any(|two| two[0] == *word && two[1] == *value)
         {
-            taken = format!(" besides {} {}", escaped(word), escaped(value));
+            // The value of such an option may contain a password.
+            let is_secret = ["--rsh", "--launcher", "-o"].iter().any(|option| word == option);
+            let value = if is_secret { "…".to_owned() } else { escaped(value) };
+            taken = format!(" besides {} {value}", escaped(word));
         }
     }
     taken

@@ -9,7 +9,7 @@
 //! Every version can read HELLO: its fields keep their places, and new fields are added behind them. Ends of the same
 //! major understand each other: an end skips fields that it does not know, and messages that it does not know if their
 //! number is [`OPTIONAL_FROM`] or above. A field added after a release is `#[cbor(default)]`, because older ends do not
-//! send it.
+//! send it. Each other change raises the major: an installed agent of another major is replaced by the caller's own.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -63,14 +63,12 @@ pub const OPTIONAL_FROM: u64 = 1000;
 /// Number of [`Message::Progress`].
 const PROGRESS: u64 = 15;
 
-/// Major version of this protocol. Ends of the same major understand each other.
-pub const MAJOR: u32 = 2;
+/// Major version of this protocol. Ends of the same major understand each other. Raised whenever an end of the previous
+/// build could not read what is sent, or must not ignore it.
+pub const MAJOR: u32 = 3;
 
-/// Minor version of this protocol, raised whenever messages or fields are added.
-pub const MINOR: u32 = 1;
-
-/// Lowest minor version of agents that send STILL_HERE.
-pub const BEATS_SINCE: u32 = 1;
+/// Minor version of this protocol, raised whenever messages or fields are added that the other end may ignore.
+pub const MINOR: u32 = 0;
 
 /// Why bytes cannot be read as a message, or a message cannot be sent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

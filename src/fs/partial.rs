@@ -271,7 +271,8 @@ pub(crate) fn open_mark(directory: impl AsFd, name: &str) -> Result<(OwnedFd, bo
         let (file, was_there) = match openat(fd, name, flags | OFlags::CREATE | OFlags::EXCL, Mode::RUSR | Mode::WUSR) {
             Err(Errno::EXIST) => match openat(fd, name, flags, Mode::empty()) {
                 Err(Errno::NOENT) => continue,
-                Err(error @ (Errno::ACCESS | Errno::ROFS)) => return Err(error.into()),
+                Err(error @ Errno::ROFS) => return Err(error.into()),
+                Err(error @ Errno::ACCESS) => return Err(Blocked::by(fd, name, error)),
                 // A directory, a link, or a socket.
                 Err(error) => {
                     remove_other(fd, name, error)?;

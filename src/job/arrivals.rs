@@ -228,9 +228,9 @@ impl Job {
         let mut look = |job: &mut Self| {
             let seconds = limit.as_secs();
             let [gap, unless] = job.around_a_question();
-            let is_late = |host: usize| job.is_silent_for(host, 2 * LATE_AFTER);
+            let is_late = || (0..job.hosts.len()).any(|host| job.is_silent_for(host, 2 * LATE_AFTER));
             if !has_said
-                && (gap.is_empty() || hosts.iter().any(|&host| is_late(host)))
+                && (gap.is_empty() || is_late())
                 && let Some(late) = job.not_answered(0..job.hosts.len())
             {
                 has_said = true;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use flume::Sender;
 
 use crate::control::channel::{ChannelError, Heeded, Outbox, receive, skip_to_magic};
-use crate::control::frames::{BEATS_SINCE, Hello, MAJOR, MESSAGE_BYTES_MAX, MINOR, Message};
+use crate::control::frames::{Hello, MAJOR, MESSAGE_BYTES_MAX, MINOR, Message};
 use crate::control::join::Joiner;
 use crate::control::launch::{AGENT, HOLD_MAX, Launched, Launcher, Process, agent_command};
 use crate::control::logs::{Asked, LogOfHost};
@@ -633,9 +633,7 @@ fn begin(
             if let Some(failure) = other_version(hello, &label) {
                 return give_up(NotBegun::NoUse(failure));
             }
-            if hello.minor >= BEATS_SINCE {
-                stdout.get_mut().expect_beats();
-            }
+            stdout.get_mut().expect_beats();
         }
         let error = loop {
             match received {

@@ -2,9 +2,10 @@
 //!
 //! A record is valid only for a file with the same size, time of last modification and time of last change of its
 //! inode, in nanoseconds, as when it was read. A file that had changed within two seconds before is not recorded,
-//! because it might change again without getting another time. Nor is a file on a file system whose times the kernel
-//! does not keep ([`TIMEKEEPERS`]). Data written through a shared mapping that was already dirty changes no time before
-//! it is written back, on tmpfs never. The guide says so.
+//! because it might change again without getting another time; on a file system whose times are another host's, within
+//! a day before, because clocks differ. Nor is a file on a file system whose times the kernel does not keep
+//! ([`TIMEKEEPERS`]). Data written through a shared mapping that was already dirty changes no time before it is written
+//! back, on tmpfs never. The guide says so.
 //!
 //! # Format
 //!
@@ -67,6 +68,12 @@ const KEPT_BUCKETS: usize = 64;
 
 /// A file that had changed less than this long before it was read is not recorded.
 const SETTLED_AFTER: Duration = Duration::from_secs(2);
+
+/// The same where times are another host's, whose clock may differ from this one's, also by a time zone.
+const SETTLED_AFTER_REMOTE: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The file systems of which that is true, among [`TIMEKEEPERS`]: NFS, Ceph and Lustre.
+const REMOTE: [u32; 3] = [0x6969, 0x00c3_6400, 0x0bd0_0bd0];
 
 /// File systems that give an inode another time with each change, by the numbers of statfs(2): ext2 to ext4, XFS,
 /// Btrfs, F2FS, ZFS, bcachefs, tmpfs, overlays of these, NFS, Ceph and Lustre. A read-only image (squashfs, iso9660)
@@ -154,9 +161,9 @@ pub(super) struct DigestCache {
 struct State {
     /// Buckets, each at the index that its number gives.
     buckets: Vec<Option<(u64, Box<[u8; BUCKET_BYTES]>)>>,
-    /// Identities of file systems by device number, because the device number may change with the next boot. `None` if
-    /// the times of the file system tell nothing.
-    systems: Vec<(u64, Option<u64>)>,
+    /// Identities of file systems by device number, because the device number may change with the next boot, and how
+    /// long after a change their files are recorded. `None` if the times of the file system tell nothing.
+    systems: Vec<(u64, Option<(u64, Duration)>)>,
 }
 
 /// What identifies a file.
@@ -164,6 +171,7 @@ struct Known {
     inode: u64,
     bucket: u64,
     fingerprint: [u8; 16],
+    settled_after: Duration,
 }
 
 /// Returns where the cache is unless a file is named: in the user's directory for caches.
@@ -258,11 +266,11 @@ impl DigestCache {
     pub fn put(&self, began: SystemTime, at: impl AsFd, stat: &Stat, digest: Digest) {
         let began = began.duration_since(UNIX_EPOCH).unwrap_or_default();
         let changed = u64::try_from(stat.st_ctime).map(|seconds| Duration::new(seconds, stat.st_ctime_nsec as u32));
-        if !changed.is_ok_and(|changed| began.checked_sub(changed).is_some_and(|ago| ago >= SETTLED_AFTER)) {
-            return;
-        }
         let mut state = crate::locked(&self.state);
         let Some(known) = self.known(&mut state, at, stat) else { return };
+        if !changed.is_ok_and(|changed| began.checked_sub(changed).is_some_and(|ago| ago >= known.settled_after)) {
+            return;
+        }
         let Some(bucket) = self.bucket(&mut state, known.bucket) else { return };
         let inodes = bucket.chunks_exact(SLOT_BYTES).map(|slot| &slot[..8]);
         let own = inodes.clone().position(|inode| inode == known.inode.to_le_bytes());
@@ -288,7 +296,7 @@ impl DigestCache {
         if stat.st_ino == 0 {
             return None;
         }
-        let system = match state.systems.iter().find(|(device, _)| *device == stat.st_dev) {
+        let (system, settled_after) = match state.systems.iter().find(|(device, _)| *device == stat.st_dev) {
             Some((_, system)) => *system,
             None => {
                 // A link that was followed may lead to another file system, and a source that is a file is opened from
@@ -296,9 +304,11 @@ impl DigestCache {
                 if fstat(&at).ok()?.st_dev != stat.st_dev {
                     return None;
                 }
-                let is_kept = fstatfs(&at).is_ok_and(|system| TIMEKEEPERS.contains(&(system.f_type as u32)));
+                let kind = fstatfs(&at).map_or(0, |system| system.f_type as u32);
                 let named = fstatvfs(&at).map_or(0, |system| system.f_fsid);
-                let system = is_kept.then_some(if named == 0 { stat.st_dev } else { named });
+                let settled_after = if REMOTE.contains(&kind) { SETTLED_AFTER_REMOTE } else { SETTLED_AFTER };
+                let known = (if named == 0 { stat.st_dev } else { named }, settled_after);
+                let system = TIMEKEEPERS.contains(&kind).then_some(known);
                 // A tree spans few file systems.
                 state.systems.truncate(KEPT_BUCKETS);
                 state.systems.insert(0, (stat.st_dev, system));
@@ -322,7 +332,7 @@ impl DigestCache {
         let of_system = blake3::keyed_hash(&self.key, &system.to_le_bytes());
         let offset = u64::from_le_bytes(of_system.as_bytes()[..8].try_into().expect("of 32"));
         let bucket = offset.wrapping_add(stat.st_ino / INODES_PER_BUCKET) % BUCKETS;
-        Some(Known { inode: stat.st_ino, bucket, fingerprint })
+        Some(Known { inode: stat.st_ino, bucket, fingerprint, settled_after })
     }
 
     /// Returns a bucket from memory or from the file. The bucket is empty if the file ends before it.
@@ -433,13 +443,18 @@ mod tests {
         let scratch = tempfile::tempdir().expect("a directory");
         let (cache, file) = (DigestCache::open(&scratch.path().join("cache")).expect("made"), stat());
         let changed = UNIX_EPOCH + Duration::new(file.st_ctime as u64, file.st_ctime_nsec as u32);
-        for early in [Duration::ZERO, SETTLED_AFTER - Duration::from_nanos(1)] {
-            cache.put(changed + early, at(), &file, [7; 16]);
-            cache.put(changed - early, at(), &file, [7; 16]);
-            assert_eq!(cache.get(at(), &file), None);
+        for (settled_after, system) in [(SETTLED_AFTER, None), (SETTLED_AFTER_REMOTE, Some(1))] {
+            if let Some(system) = system {
+                crate::locked(&cache.state).systems = vec![(file.st_dev, Some((system, settled_after)))];
+            }
+            for early in [Duration::ZERO, settled_after - Duration::from_nanos(1)] {
+                cache.put(changed + early, at(), &file, [7; 16]);
+                cache.put(changed - early, at(), &file, [7; 16]);
+                assert_eq!(cache.get(at(), &file), None);
+            }
+            cache.put(changed + settled_after, at(), &file, [7; 16]);
+            assert_eq!(cache.get(at(), &file), Some([7; 16]));
         }
-        cache.put(changed + SETTLED_AFTER, at(), &file, [7; 16]);
-        assert_eq!(cache.get(at(), &file), Some([7; 16]));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use super::walk::Sent;
 use super::{Root, local};
 use crate::fs::close::tests::where_calls_fail;
 use crate::fs::direct::Tally;
-use crate::fs::{PARTIAL, UNFINISHED, name_beside};
+use crate::fs::{PARTIAL, UNFINISHED, WHOLE, name_beside};
 use crate::options::{Generations, Session, Sizes, TreeOptions};
 
 fn linking(to: &[&str]) -> TreeOptions {
@@ -712,12 +712,29 @@ fn a_generation_that_is_not_whole_stays_marked_when_another_is() {
         fs::write(marker(name), "").expect("a file");
     }
     tree.copy("to/one", &snapshot("one"), false);
-    assert!(marker(b"half").exists());
+    // No process holds them here. Nor is it seen everywhere whether a process on another host does.
+    assert!(marker(b"half").exists() && marker(b"cut").exists());
     for name in ["half", "cut"] {
         tree.copy(&format!("to/{name}"), &snapshot(name), false);
         assert_eq!(picture(&tree.path("from")), picture(&tree.path("to").join(name)), "it is gone on with");
         assert!(!marker(name.as_bytes()).exists());
     }
+}
+
+/// Another run may be about to switch `latest` in the same moment.
+#[test]
+fn the_link_that_becomes_latest_is_shared_with_no_other_run() {
+    let tree = Generation::new();
+    fs::create_dir(tree.path("to")).expect("a directory");
+    tree.write("from/file", b"file");
+    let beside = |name: &[u8]| tree.path("to").join(name_beside(name, WHOLE));
+    for name in [&b"one"[..], b"two", b"latest"] {
+        symlink("nowhere", beside(name)).expect("a link");
+    }
+    tree.copy("to/one", &snapshot("one"), false);
+    assert_eq!(fs::read_link(tree.path("to/latest")).expect("a link"), Path::new("one"));
+    let are_there = [&b"one"[..], b"two", b"latest"].map(|name| beside(name).symlink_metadata().is_ok());
+    assert_eq!(are_there, [false, true, true], "only its own goes, which a killed run may have left");
 }
 
 /// The generation was missing, or not whole, when this run looked, and another run has finished it since. It does not

@@ -281,6 +281,7 @@ fn a_word_that_an_option_has_taken_is_named() {
         (&["--target-directory=backup:"], "SRC is required"),
         (&["--exclude=data", "backup:"], "SRC and DST are required"),
         (&["--timeout", "30", "data"], "SRC and DST are required"),
+        (&["--rsh", "sshpass -p hunter2 ssh", "data"], "SRC and DST are required besides --rsh …"),
         (&["-aP", "data"], "SRC and DST are required"),
         (&["--compress", "data"], "SRC and DST are required"),
         (&["--sync", "-rt", "data"], "SRC and DST are required"),

@@ -450,10 +450,10 @@ fn no_way_to_each_other() {
 #[test]
 fn another_major_is_refused_by_name() {
     let lab = Lab::new();
-    // The magic, then a HELLO of major 3, minor 7, program 9.9.
-    let hello = r"\0rdma-pipe agent\0\n\027\0\0\0\202\0\201\211\003\007\1439.9\141L\141m\141c\100\100\144more";
+    // The magic, then a HELLO of major 9, minor 7, program 9.9.
+    let hello = r"\0rdma-pipe agent\0\n\027\0\0\0\202\0\201\211\011\007\1439.9\141L\141m\141c\100\100\144more";
     lab.script("newer", &format!("printf '{hello}'; cat >/dev/null"));
-    run(lab.rdpipe_by("newer").arg("h:cat")).fails(9, &["h has rdma-pipe 9.9", "3.7"]).ended.within(FAILED);
+    run(lab.rdpipe_by("newer").arg("h:cat")).fails(9, &["h has rdma-pipe 9.9", "9.7"]).ended.within(FAILED);
     lab.deserted(GONE);
 }
 

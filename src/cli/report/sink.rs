@@ -5,7 +5,7 @@
 
 use std::cell::OnceCell;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, IsTerminal, Seek};
+use std::io::{self, ErrorKind, IsTerminal};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -72,7 +72,8 @@ impl Sink {
     }
 
     /// Opens or creates a file, a FIFO or a device, or opens again what is `kept`. `may_be_refused`: the contents of a
-    /// file stay until [`Sink::begin`].
+    /// file stay until [`Sink::begin`]. Always appends, so that lines stay whole if another process writes to the file
+    /// or empties it.
     ///
     /// # Errors
     ///
@@ -88,11 +89,11 @@ impl Sink {
             }
             None => {}
         }
-        let (file, made) = match OpenOptions::new().write(true).create_new(true).open(path) {
+        let (file, made) = match OpenOptions::new().append(true).create_new(true).open(path) {
             Ok(file) => (file, Some(path.to_owned())),
             // Creates it if it is a link that leads to nothing.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                (OpenOptions::new().write(true).create(true).truncate(false).open(path)?, None)
+                (OpenOptions::new().append(true).create(true).open(path)?, None)
             }
             Err(error) => return Err(error),
         };
@@ -114,8 +115,7 @@ impl Sink {
     pub(super) fn begin(&self) -> io::Result<()> {
         let mut state = crate::locked(&self.state);
         let Some(early) = state.held.take() else { return state.so_far() };
-        let emptied = self.file.set_len(0).and_then(|()| (&self.file).rewind());
-        state.note(emptied.and_then(|()| self.write_all(&early.events)))
+        state.note(self.file.set_len(0).and_then(|()| self.write_all(&early.events)))
     }
 
     /// Writes a line, to a file in one piece, or holds it back. After a failure, writes nothing more.
@@ -146,9 +146,10 @@ impl Sink {
     pub(super) fn leave(&self) -> bool {
         let Some(held) = crate::locked(&self.state).held.take() else { return false };
         let identity = |found: fs::Metadata| (found.dev(), found.ino());
-        let own = self.file.metadata().ok().map(identity);
-        // Another process may have put its own file there.
-        if let Some(path) = held.made.filter(|path| path.symlink_metadata().ok().map(identity) == own) {
+        let own = self.file.metadata().ok().filter(|found| found.len() == 0).map(identity);
+        // Another process may have put its own file there, or written to this one.
+        if let Some(path) = held.made.filter(|path| own.is_some() && path.symlink_metadata().ok().map(identity) == own)
+        {
             let _ = fs::remove_file(path);
         }
         true
@@ -255,6 +256,22 @@ mod tests {
         assert_eq!(read(), "1\n2\n");
         Sink::open(&path, String::new(), false, &Kept::default()).expect("it");
         assert_eq!(read(), "", "an old report would be taken for that of a command that was killed");
+    }
+
+    #[test]
+    fn lines_of_two_copies_into_one_file_stay_whole() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let path = scratch.path().join("file");
+        let [refused, one, two] =
+            std::array::from_fn(|_| Sink::open(&path, String::new(), true, &Kept::default()).expect("room"));
+        one.begin().expect("room");
+        one.write(b"a long line\n").expect("room");
+        two.begin().expect("room");
+        for (sink, line) in [(&two, b"2\n"), (&one, b"1\n"), (&two, b"2\n")] {
+            sink.write(line).expect("room");
+        }
+        assert!(refused.leave());
+        assert_eq!(fs::read(&path).expect("it"), b"2\n1\n2\n");
     }
 
     #[test]

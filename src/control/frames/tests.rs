@@ -212,6 +212,16 @@ fn keys_are_not_shown() {
     assert!(format!("{begin:?}").contains("redacted") && !format!("{begin:?}").contains("7, 7"));
 }
 
+/// An installed agent of another build is used as it is if its major is the same.
+#[test]
+fn messages_change_only_with_the_version() {
+    let mut bytes = Vec::new();
+    samples().iter().for_each(|(_, message)| message.encode(&mut bytes).expect("short"));
+    // If this differs, raise MAJOR; or MINOR, if all that is new is optional or has `default`, and may be ignored.
+    let digest = "2dd3831b38fa7c56e0843ee6f62bbdf4acfba0d684ce18db93d15e0b73621f12";
+    assert_eq!((MAJOR, MINOR, blake3::hash(&bytes).to_hex().as_str()), (3, 0, digest));
+}
+
 #[test]
 fn golden_bytes() {
     let mut bytes = Vec::new();

@@ -216,13 +216,14 @@ impl Request {
             return format!("sh -c '{cached}no none'").into();
         }
         // Before the upload, an empty script is run to find out whether programs can be run in the cache. If an upload
-        // is cut off and no shell is left to remove its file, a later upload removes it. The first of several uploads
-        // at once wins: another host that shares the home may have started its program, and over NFS would lose that
-        // program with the name. Where there are no hard links, the last one wins. Agents of other releases are removed
-        // only if they have not been used for two days, because another caller may be about to start one in use.
+        // is cut off and no shell is left to remove its file, a later upload removes it, after 26 hours: clocks of
+        // hosts that share the home may differ by any time zone. The first of several uploads at once wins: another
+        // host that shares the home may have started its program, and over NFS would lose that program with the name.
+        // Where there are no hard links, the last one wins. Agents of other releases are removed only if they have not
+        // been used for two days, because another caller may be about to start one in use.
         let sent = format!(
             "command -v sha256sum >/dev/null 2>&1 || no sum; \
-             find . -name \".new.*\" -mmin +60 -exec rm -f {{}} + 2>/dev/null; \
+             find . -name \".new.*\" -mmin +1560 -exec rm -f {{}} + 2>/dev/null; \
              t=$(mktemp ./.new.XXXXXX 2>&1) || {{ e=$t; t=; no write \"$e\"; }}; \
              trap \"no cut\" HUP INT TERM PIPE; \
              e=$( (echo : | cat >$t) 2>&1 && chmod 700 $t 2>&1) || no write \"${{e##*: }}\"; \

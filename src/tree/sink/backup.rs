@@ -19,7 +19,8 @@ use rustix::io::Errno;
 
 use super::Names;
 use super::shared::restore_directory_times;
-use crate::fs::{DIRECTORY, Identity, PLACE, WHOLE, again, descend, identity, name_beside, sync_directory};
+use super::unfinished::have_same;
+use crate::fs::{DIRECTORY, Identity, PLACE, WHOLE, again, descend, identity, is_regular, name_beside, sync_directory};
 use crate::options::TreeOptions;
 use crate::tree::Fault;
 
@@ -183,9 +184,14 @@ impl Backup {
         Ok(crate::locked(&self.reached).way.contains(&identity(stat)))
     }
 
-    /// Keeps an entry that is not a directory before another entry takes its name. `path` begins at DST.
-    pub fn keep_replaced(&self, at: BorrowedFd<'_>, name: &[u8], path: &[u8]) -> Result<(), Fault> {
+    /// Keeps an entry that is not a directory before another entry takes its name. `new`: that entry's temporary name.
+    /// `path` begins at DST.
+    pub fn keep_replaced(&self, at: BorrowedFd<'_>, name: &[u8], new: &str, path: &[u8]) -> Result<(), Fault> {
         if matches!(statat(at, name, AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT)) {
+            return Ok(());
+        }
+        // Another run has put the same file there since this one looked. Its backup of the older file must stay.
+        if is_same(at, name, new).unwrap_or(false) {
             return Ok(());
         }
         let (directory, last) = self.directory(path)?;
@@ -277,6 +283,22 @@ fn resemble(directory: &OwnedFd, stat: &Stat) {
     let _ = fchmod(directory, Mode::from_raw_mode(mode | 0o700));
 }
 
+/// Whether two names have the same file, or regular files with the same size, time and contents.
+fn is_same(at: BorrowedFd<'_>, one: &[u8], other: &str) -> Result<bool, Errno> {
+    let stat = |name: &[u8]| statat(at, name, AtFlags::SYMLINK_NOFOLLOW);
+    let [old, new] = [stat(one)?, stat(other.as_bytes())?];
+    if identity(&old) == identity(&new) {
+        return Ok(true);
+    }
+    let which = |it: &Stat| (is_regular(it), it.st_size, it.st_mtime, it.st_mtime_nsec);
+    if !is_regular(&old) || which(&old) != which(&new) {
+        return Ok(false);
+    }
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let open = |name: &[u8]| openat(at, name, flags, Mode::empty());
+    Ok(have_same(open(one)?, &open(other.as_bytes())?, 0, old.st_size as usize))
+}
+
 /// Gives an entry a second name. An entry that an earlier copy has kept under that name is replaced in one step.
 fn link(at: BorrowedFd<'_>, name: &[u8], to: &OwnedFd, last: &[u8]) -> Result<(), Errno> {
     match linkat(at, name, to, last, AtFlags::empty()) {
@@ -303,6 +325,36 @@ mod tests {
     use super::*;
     use crate::fs::close::tests::where_calls_fail;
     use crate::options::{Generations, Session};
+
+    /// As when a command is run again before its last run has ended.
+    #[test]
+    fn of_two_runs_that_bring_the_same_file_the_later_one_keeps_the_backup_of_the_first() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let at = |path: &str| scratch.path().join(path);
+        fs::create_dir(at("dst")).expect("a directory");
+        let metadata = Metadata { mode: 0o644, ..Metadata::ZERO };
+        let run = || {
+            let backup_dir = Some(b"../kept".to_vec().into());
+            let options = TreeOptions { sync: true, owner: false, backup_dir, ..TreeOptions::default() };
+            let mut sink = TreeSink::new(&at("dst"), options, Box::new(|_| {})).expect("a sink");
+            sink.push(0, 0, chunk(&[Record::Listed { name: b"f", metadata, size: 3 }])).expect("taken");
+            sink.shared.wait_drained();
+            sink
+        };
+        // The second time, both bring a file of the same size and time, but with other contents.
+        for (one, other, kept) in [(b"new", b"new", "old"), (b"NEW", b"new", "NEW")] {
+            fs::write(at("dst/f"), "old").expect("a file");
+            let runs = [run(), run()];
+            for (mut sink, data) in runs.into_iter().zip([one, other]) {
+                let file = Record::File { name: b"f", metadata, data };
+                let records = [Record::Wanted { number: 0 }, file, Record::End { failures: 0 }];
+                sink.push(0, 0, chunk(&records)).expect("taken");
+                assert_eq!(sink.finish().expect("whole").figures.failed, 0);
+            }
+            assert_eq!(fs::read_to_string(at("dst/f")).expect("there"), "new");
+            assert_eq!(fs::read_to_string(at("kept/f")).expect("kept"), kept);
+        }
+    }
 
     /// It can be written to, but its times cannot be set.
     #[test]

@@ -304,7 +304,7 @@ impl OpenDirectory {
         {
             parent.clear_for_directory(name)?;
             mkdirat(&parent.fd, name, mode)?;
-            parent.clear_mark(name);
+            parent.clear_mark(name, true);
             is_new = true;
         }
         let mut opened = parent.open(name);
@@ -402,13 +402,13 @@ impl OpenDirectory {
         self.names_to(name)[1..].join(&b'/')
     }
 
-    /// With `--backup-dir`, keeps the entry that another is about to replace.
-    pub fn keep_replaced(&self, name: &[u8]) -> Result<(), Fault> {
+    /// With `--backup-dir`, keeps the entry that another, under the name `beside`, is about to replace.
+    pub fn keep_replaced(&self, name: &[u8], beside: &str) -> Result<(), Fault> {
         match &self.shared.backup {
             // Nothing that is in the way in a new directory is worth keeping.
             Some(backup) if !self.is_new => {
                 let path = self.path_below_top(name);
-                backup.keep_replaced(self.fd.as_fd(), name, self.shared.below_destination(&path))
+                backup.keep_replaced(self.fd.as_fd(), name, beside, self.shared.below_destination(&path))
             }
             _ => Ok(()),
         }

@@ -182,7 +182,7 @@ fn make_other(
         let current = Current::new(&stat, has_mode && directory.gives_acl, false);
         let applied = shared.setter.apply(&shared.options, Object::Path(fd.as_fd()), described, mode, current);
         directory.remove_replaced_directory(name)?;
-        directory.keep_replaced(name)?;
+        directory.keep_replaced(name, &beside)?;
         publish(&directory.fd, &*beside, &fd, name)?;
         shared.made(&shared.counts.others);
         shared.note(applied, || directory.path(name));
@@ -652,7 +652,7 @@ impl Large {
                         cache.put(self.began, basis.file(), &basis.stat, digest);
                     }
                     self.partial.remove(directory, name);
-                    directory.clear_mark(name);
+                    directory.clear_mark(name, false);
                     let _ = self.is_kept.set(());
                     return true;
                 }

@@ -519,7 +519,7 @@ impl Wanted {
             None => self.there(name).and_then(|stat| keep_or_copy(&self.directory, name, &described, &stat)),
         };
         match kept {
-            Ok(true) if self.elsewhere.is_none() => self.directory.clear_mark(name),
+            Ok(true) if self.elsewhere.is_none() => self.directory.clear_mark(name, false),
             Ok(true) => {}
             Ok(false) => {
                 let fault = Fault::Explained(Errno::STALE, HAS_CHANGED);

@@ -103,7 +103,7 @@ pub(super) fn link(fd: BorrowedFd<'_>, directory: &OpenDirectory, name: &[u8]) -
     match link_new(fd, directory, name) {
         Err(Errno::EXIST) => directory.wants_names.store(true, Relaxed),
         Ok(()) => {
-            directory.clear_mark(name);
+            directory.clear_mark(name, true);
             return Ok(());
         }
         Err(error) => return Err(error.into()),
@@ -118,7 +118,7 @@ pub(super) fn link(fd: BorrowedFd<'_>, directory: &OpenDirectory, name: &[u8]) -
         }
         // Only now, because the old entry may have to leave its name for this, and the link might have failed.
         directory.remove_replaced_directory(name)?;
-        directory.keep_replaced(name)?;
+        directory.keep_replaced(name, &beside)?;
         publish(&directory.fd, &*beside, &linked, name)
     };
     let done = name_it();
@@ -126,7 +126,7 @@ pub(super) fn link(fd: BorrowedFd<'_>, directory: &OpenDirectory, name: &[u8]) -
     // exists.
     let _ = unlinkat(&directory.fd, &beside, AtFlags::empty());
     done?;
-    directory.clear_mark(name);
+    directory.clear_mark(name, true);
     Ok(())
 }
 

@@ -34,6 +34,8 @@ use crate::tree::Fault;
 
 const NO_MARKER: &str = "cannot create the marker of an unfinished generation beside it";
 
+const MARKED_BY_OTHERS: &str = "this marker is closed to this user, so another user's copy may be writing to the generation; have it removed if not";
+
 const FINISHED: &str = "another run has just completed this generation, so it is not changed; choose another NAME";
 
 const NOT_UNMARKED: &str = "cannot remove the marker that an interrupted run left beside it";
@@ -103,6 +105,9 @@ impl Snapshot {
             let marked = snapshot.mark(options).map_err(|error| match error {
                 Errno::BUSY => Fault::Explained(error, partial::HELD),
                 Errno::EXIST => Fault::Explained(error, FINISHED),
+                Errno::ACCESS if snapshot.marker.is_none() && is_marked_in(&snapshot.generations, &snapshot.name) => {
+                    Fault::At(error, snapshot.beside().into_bytes(), MARKED_BY_OTHERS.to_owned())
+                }
                 error => Fault::Explained(error, NO_MARKER),
             });
             marked.map_err(|fault| fault.into_fact(path))?;
@@ -255,11 +260,19 @@ impl Snapshot {
             && self.stat(name_beside(&self.name, PARTIAL).as_bytes()).is_err_and(|error| error == Errno::NOENT)
     }
 
-    /// Removes the marker of the generation, which is whole. Also removes markers of generations that no longer exist.
-    /// Another existing generation keeps its marker, because without the marker it would count as whole.
+    /// Removes the marker of the generation, which is whole. Also removes markers of generations that no longer exist,
+    /// unless a new generation is on the way, which has no name yet. Another existing generation keeps its marker,
+    /// because without the marker it would count as whole.
     fn unmark(&self) {
-        if let Some(marker) = &self.marker {
-            partial::remove_named(&self.generations, &*self.beside(), marker);
+        let Some(marker) = &self.marker else { return };
+        partial::remove_named(&self.generations, &*self.beside(), marker);
+        // The locks of markers alone do not tell: not every file system has locks that reach other hosts.
+        let look = |name: &CStr| {
+            let is_partial = is_temporary_name(name.to_bytes()) && name.to_bytes().ends_with(PARTIAL.as_bytes());
+            let is_made = is_partial && self.stat(name.to_bytes()).is_ok_and(|found| is_directory(&found));
+            if is_made { Err(Errno::BUSY) } else { Ok(()) }
+        };
+        if partial::for_each(&self.generations, look).is_ok() {
             let _ = remove_marks(self.generations.as_fd(), |_| false);
         }
     }
@@ -349,7 +362,8 @@ impl Snapshot {
         if read.is_ok_and(|length| leads_to[..length] == self.name) {
             return Ok(());
         }
-        let beside = name_beside(LATEST, WHOLE);
+        // No other run uses this name, because this one holds the generation.
+        let beside = name_beside(&self.name, WHOLE);
         match unlinkat(&self.generations, &beside, AtFlags::empty()) {
             // A killed run has left this name.
             Ok(()) | Err(Errno::NOENT) => {}

@@ -242,13 +242,13 @@ impl Partial {
         match &self.way {
             Way::Nameless => link(self.file.as_fd(), directory, name)?,
             Way::Named(beside) => {
-                directory.keep_replaced(name)?;
+                directory.keep_replaced(name, beside)?;
                 publish(&directory.fd, &**beside, &self.file, name)?;
-                directory.clear_mark(name);
+                directory.clear_mark(name, true);
             }
             Way::InPlace { .. } => match self.marker() {
                 Some(marker) => marker.remove(directory),
-                None => directory.clear_mark(name),
+                None => directory.clear_mark(name, false),
             },
             Way::Unseen | Way::Device => {}
         }

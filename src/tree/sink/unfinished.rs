@@ -17,7 +17,8 @@ use rustix::io::Errno;
 use super::directory::OpenDirectory;
 use crate::fs::metadata::restore_times;
 use crate::fs::{
-    HASH_READ_BYTES, UNFINISHED, is_regular, is_temporary_name, name_beside, partial, read_up_to, sync_directory,
+    HASH_READ_BYTES, PARTIAL, UNFINISHED, is_regular, is_temporary_name, name_beside, partial, read_up_to,
+    sync_directory,
 };
 use crate::options::TreeOptions;
 use crate::tree::Fault;
@@ -45,6 +46,10 @@ impl Marker {
         let opened = directory.patiently(&beside, || partial::open_mark(&directory.fd, &beside));
         let (file, was_there) = match opened {
             Err(fault) if fault.errno() == Some(Errno::BUSY) => return Err(fault),
+            // Another user's marker. Whether a copy holds it cannot be seen from here.
+            Err(Fault::At(error @ Errno::ACCESS, path, why)) if !why.is_empty() => {
+                return Err(Fault::At(error, path, why));
+            }
             Err(Fault::System(error)) if believes(options) => return Err(Fault::Explained(error, NO_MARKER)),
             Err(fault) if believes(options) => return Err(fault),
             Err(_) => return Ok(None),
@@ -52,6 +57,10 @@ impl Marker {
         };
         if options.syncs() {
             sync_directory(&directory.fd)?;
+        }
+        if directory.has_past() {
+            // What a killed copy has left of the file is not gone on with in place, and there may be no room for both.
+            let _ = partial::make_way(directory.fd.as_fd(), name_beside(name, PARTIAL).as_bytes());
         }
         Ok(Some(Self { file, beside, was_there }))
     }
@@ -107,14 +116,18 @@ impl OpenDirectory {
     }
 
     /// Removes a marker that an earlier transfer has left, because the entry that has this name now is whole.
-    pub fn clear_mark(&self, name: &[u8]) {
+    /// `is_new`: it is another entry than was there before.
+    pub fn clear_mark(&self, name: &[u8], is_new: bool) {
         if self.has_past() && !self.shared.options.dry_run {
             let beside = name_beside(name, UNFINISHED);
             // A marker that another transfer holds stays. If a marker cannot be removed, the file is compared once
             // more. Without locks nothing tells whether a marker that was just made is held. If it stayed, `-u` would
             // take what the user writes to this file later for half-written.
-            if !matches!(partial::make_way(self.fd.as_fd(), beside.as_bytes()), Ok(()) | Err(Errno::BUSY)) {
-                let _ = unlinkat(&self.fd, &beside, AtFlags::empty());
+            match partial::make_way(self.fd.as_fd(), beside.as_bytes()) {
+                Ok(()) | Err(Errno::BUSY) => {}
+                // Another user's, who may be writing to the file.
+                Err(Errno::ACCESS) if !is_new => {}
+                Err(_) => drop(unlinkat(&self.fd, &beside, AtFlags::empty())),
             }
         }
     }

@@ -546,7 +546,7 @@ fn latest_is_not_switched_to_what_an_empty_listed_directory_makes() {
 #[test]
 fn what_may_have_come_from_an_empty_source_stays() {
     let metadata = Metadata { mode: 0o755, ..Metadata::ZERO };
-    let [listed, merged] = [&b"\x08\0\0\x01\0\0"[..], b"\x08\0\0\x01\0\x01"]
+    let [listed, merged] = [&b"\x08\0\x01\x01\0\0"[..], b"\x08\0\x01\x01\0\x01"]
         .map(|source| Metadata { extensions: Extensions::new(source), ..metadata });
     for (root, below, force_empty, kept) in [
         (metadata, metadata, false, [false, false]),

@@ -217,11 +217,11 @@ impl<'a> Extensions<'a> {
         Self(buffer)
     }
 
-    /// Returns the same extensions and, if it fits, a further one of a higher type, which is not critical. `buffer`,
-    /// which is empty, takes all of them.
+    /// Returns the same extensions and, if it fits, a further one of a higher type, which is critical. `buffer`, which
+    /// is empty, takes all of them.
     pub fn with<'b>(self, extension: Extension<'_>, buffer: &'b mut Vec<u8>) -> Extensions<'b> {
         buffer.extend(self.0);
-        Extensions::push(buffer, extension, false);
+        Extensions::push(buffer, extension, true);
         Extensions(buffer)
     }
 
@@ -313,7 +313,7 @@ fn samples() -> Vec<(Extension<'static>, bool, &'static str)> {
             false,
             "0700 00 1400 02 ea030000 03 626f62 08 64000000 05 7374616666",
         ),
-        (Extension::Source { lacks_one: true }, false, "0800 00 0100 01"),
+        (Extension::Source { lacks_one: true }, true, "0800 01 0100 01"),
     ]
 }
 
@@ -376,7 +376,7 @@ mod tests {
         let [user, source] = [Extension::User(b"alice"), Extension::Source { lacks_one: false }];
         assert!(Extensions::push(&mut buffer, user, false));
         assert!(Extensions::new(&buffer).with(source, &mut all).iter().eq([user, source]));
-        assert!(Extensions::default().with(source, &mut Vec::new()).iter().eq([source]));
+        assert_eq!(Extensions::default().with(source, &mut Vec::new()), Extensions(&[8, 0, CRITICAL, 1, 0, 0]));
     }
 
     #[test]

@@ -33,6 +33,31 @@ fn in_place_a_file_gets_its_time_when_its_data_is_stable() {
     }
 }
 
+/// It takes room that what is written in place may need.
+#[test]
+fn what_a_killed_copy_has_left_goes_before_its_file_is_written_in_place() {
+    const SIZE: u64 = 1 << 20;
+    for (is_held, is_there) in [(false, true), (false, false), (true, true)] {
+        let scratch = Scratch::new();
+        let left = scratch.dst().join(name_beside(b"a", PARTIAL));
+        let held = fs::File::create(&left).expect("a file");
+        if is_held {
+            rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).expect("a lock");
+        }
+        if is_there {
+            fs::write(scratch.dst().join("a"), "old").expect("a file");
+        }
+        let mut sink = scratch.sink(TreeOptions { in_place: true, ..TreeOptions::default() });
+        sink.push(0, 0, chunk(&[large(b"a", 1, SIZE)])).expect("taken");
+        sink.push(1, 0, Arc::new(vec![1; SIZE as usize])).expect("taken");
+        sink.shared.wait_drained();
+        assert_eq!(left.exists(), is_held, "a live copy's stays");
+        sink.push(0, 0, chunk(&[closed(1, SIZE), END])).expect("taken");
+        assert_eq!(sink.finish().expect("whole").figures.failed, 0);
+        assert!(fs::read(scratch.dst().join("a")).expect("there") == vec![1; SIZE as usize]);
+    }
+}
+
 /// Its successor may never come: the source may be gone by then, or the copy may be interrupted.
 #[test]
 fn what_cannot_be_written_in_place_stays_until_its_successor_is_whole() {

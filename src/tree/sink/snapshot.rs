@@ -34,7 +34,8 @@ use crate::tree::Fault;
 
 const NO_MARKER: &str = "cannot create the marker of an unfinished generation beside it";
 
-const MARKED_BY_OTHERS: &str = "this marker is closed to this user, so another user's copy may be writing to the generation; have it removed if not";
+const MARKED_BY_OTHERS: &str = "this marker is closed to this user, so another user's copy may be writing to the \
+                                generation; have it removed if not";
 
 const FINISHED: &str = "another run has just completed this generation, so it is not changed; choose another NAME";
 

@@ -13,7 +13,7 @@ use super::source::{Next, TreeSource};
 use super::sync_tests::{Maker, PART_BYTES, copy, copy_as_dst, picture, scratch, sync};
 use super::walk::Sent;
 use super::{Root, local};
-use crate::fs::close::tests::where_calls_fail;
+use crate::fs::close::tests::{fail_where, where_calls_fail};
 use crate::fs::direct::Tally;
 use crate::fs::{PARTIAL, UNFINISHED, WHOLE, name_beside};
 use crate::options::{Generations, Session, Sizes, TreeOptions};
@@ -125,6 +125,26 @@ fn where_nothing_can_be_linked_what_is_unchanged_is_copied_within_the_host() {
         assert_eq!(picture(&tree.path("from")), picture(&tree.path("2")));
         assert_ne!(inode(tree.path("1/small")), inode(tree.path("2/small")));
     }
+}
+
+/// Its disk has a bad sector. The source has the file, and everything else is to come.
+#[test]
+fn an_older_file_that_cannot_be_read_stops_nothing() {
+    let tree = Generation::new();
+    tree.write("from/file", &[7; 200_000]);
+    tree.copy("1", &sync(), false);
+    symlink("nowhere", tree.path("from/link")).expect("a link");
+    let linked = || copy_as_dst(&tree.path("from"), &tree.path("2"), &linking(&["../1"]), false).1;
+    fails_with(&where_calls_fail(&[libc::SYS_pread64], libc::EIO, linked), b"2/file", "cannot read it for its digest");
+    assert!(inode(tree.path("1/file")) == inode(tree.path("2/file")) && tree.path("2/link").is_symlink());
+    fs::set_permissions(tree.path("from/file"), fs::Permissions::from_mode(0o600)).expect("a mode");
+    let copied = || {
+        // A copy within the host reads so much at once.
+        fail_where(libc::SYS_pread64, (2, 128 << 10), libc::EIO);
+        tree.copy("3", &linking(&["../1"]), false);
+    };
+    std::thread::scope(|scope| scope.spawn(copied).join().expect("its end"));
+    assert_eq!(picture(&tree.path("from")), picture(&tree.path("3")));
 }
 
 #[test]

@@ -87,6 +87,8 @@ struct Shared {
     /// Bytes of records given out.
     records_bytes: u64,
     sent: Sent,
+    /// Lowest number that the next answer about a fresh directory may have.
+    next_fresh: u64,
     /// Number of ranges that were read elsewhere and are not settled, and of other work that has not been taken up.
     arrived: usize,
 }
@@ -344,12 +346,15 @@ impl TreeSource {
         let mut shared = crate::locked(&self.shared);
         let (item, block_bytes, is_last, digests) = match answer {
             Answer::Blocks { item, block_bytes, is_last, digests } => (item, block_bytes, is_last, digests),
-            Answer::Fresh { directory } if directory < shared.sent.figures.amount.directories => {
+            Answer::Fresh { directory }
+                if (shared.next_fresh..shared.sent.figures.amount.directories).contains(&directory) =>
+            {
+                shared.next_fresh = directory + 1;
                 shared.listed.answered.fresh.push(directory);
                 self.changed.notify_all();
                 return Ok(());
             }
-            Answer::Fresh { .. } => return Err("an answer about a directory that was not sent"),
+            Answer::Fresh { .. } => return Err("an answer about a directory that was not sent, or out of order"),
             Answer::Verdicts { first, verdicts } => {
                 if verdicts.iter().any(Verdict::is_settled) {
                     self.progress.note_same();

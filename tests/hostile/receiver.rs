@@ -88,6 +88,11 @@ fn lies(name: &str, chunk_bytes: usize) -> Vec<Frame> {
             vec![said(0, Answer::Verdicts { first: 0, verdicts: vec![Verdict::Wanted] }.encode())]
         }
         "a fresh directory that is not there" => vec![said(0, Answer::Fresh { directory: u64::MAX }.encode())],
+        "a fresh directory" => vec![said(0, Answer::Fresh { directory: 0 }.encode())],
+        "a fresh directory twice" => {
+            let fresh = Answer::Fresh { directory: 0 }.encode();
+            vec![said(0, fresh.clone()), said(1, fresh)]
+        }
         "one block that is longer than the file" => vec![said(0, have(1, 1 << 63, 1, true))],
         "wrong digests" => vec![said(0, have(1, mib16, 4, true))],
         "answers that overtake" => vec![said(1, have(1, mib16, 2, true)), said(0, have(1, mib16, 2, false))],
@@ -350,5 +355,12 @@ pub fn a_receiver_that_lies_about_what_was_there() {
         let (ended, bytes) = copied(&scratch, &source, name);
         assert_eq!(ended.code, 0, "{name}: {}", ended.stderr);
         assert!(bytes > LARGE_BYTES as u64, "{name}: all of the file is sent, not {bytes} bytes");
+    }
+    let tree = scratch.join("tree");
+    fs::create_dir(&tree).expect("a directory");
+    fs::write(tree.join("file"), noise(3 * CHUNK)).expect("a file");
+    for (name, code) in [("a fresh directory", 0), ("a fresh directory twice", 9)] {
+        let (ended, _) = copied(&scratch, &tree, name);
+        assert_eq!(ended.code, code, "{name}: {}", ended.stderr);
     }
 }

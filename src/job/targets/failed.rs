@@ -42,10 +42,7 @@ impl FailedHosts {
     /// Exit 6 if the file cannot be written.
     pub(crate) fn finish(self, targets: &[Spec], failed: &[(&Spec, &str)]) -> Result<(), Failure> {
         let written = match failed {
-            [] => match std::fs::remove_file(self.0.path()) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-                _ => Ok(()),
-            },
+            [] => self.0.remove_older(),
             failed => self.0.publish(&text(targets, failed)),
         };
         written.map_err(|error| cannot_write(Exit::Destination, self.0.path(), &error))
@@ -54,7 +51,13 @@ impl FailedHosts {
 
 /// Refuses a file that is not to be replaced or removed.
 fn check(path: &Path, sources: &[Spec]) -> io::Result<()> {
-    let Some(found) = path.metadata().ok().filter(Metadata::is_file) else { return Ok(()) };
+    let found = match path.metadata() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        found => found?,
+    };
+    if !found.is_file() {
+        return Ok(());
+    }
     let is_it = |other: Metadata| (other.dev(), other.ino()) == (found.dev(), found.ino());
     let is_found = |spec: &Spec| matches!(spec, Spec::Here(source) if Path::new(source).metadata().is_ok_and(is_it));
     if sources.iter().any(is_found) {
@@ -108,6 +111,7 @@ fn text(targets: &[Spec], failed: &[(&Spec, &str)]) -> Vec<u8> {
 mod tests {
     use super::super::read;
     use super::*;
+    use crate::fs::close::tests::where_calls_fail;
 
     fn there(host: &str, path: &str) -> Spec {
         Spec::There(host.into(), path.into())
@@ -165,6 +169,31 @@ mod tests {
         let source = |path: &Path| [Spec::Here(path.into())];
         assert_eq!(open(b"h1\n", &source(&scratch.path().join("./file"))), Err(Exit::Usage));
         assert_eq!(open(b"h1\n", &source(scratch.path())), Ok(()));
+    }
+
+    /// As with a link of another user in a sticky directory, which the system does not follow.
+    #[test]
+    fn what_cannot_be_looked_at_is_left_alone() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let path = scratch.path().join("file");
+        std::fs::write(&path, "import os\n").expect("written");
+        let open = || FailedHosts::open(&path, &[]).map(drop).map_err(|failure| failure.exit);
+        let opened = where_calls_fail(&[libc::SYS_statx, libc::SYS_newfstatat], libc::EACCES, open);
+        assert_eq!(opened, Err(Exit::Usage));
+    }
+
+    /// Others may rename a directory on the way.
+    #[test]
+    fn only_the_list_that_was_looked_at_is_removed() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let [given, moved] = ["given", "moved"].map(|name| scratch.path().join(name));
+        std::fs::create_dir(&given).expect("a directory");
+        std::fs::write(given.join("failed"), "h1\n").expect("written");
+        let hosts = FailedHosts::open(&given.join("failed"), &[]).expect("made");
+        std::fs::rename(&given, &moved).and_then(|()| std::fs::create_dir(&given)).expect("directories");
+        std::fs::write(given.join("failed"), "another").expect("written");
+        hosts.finish(&[], &[]).expect("removed");
+        assert!(given.join("failed").exists() && !moved.join("failed").exists());
     }
 
     #[test]

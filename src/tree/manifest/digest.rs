@@ -5,6 +5,7 @@
 //! not be joined, is read when the digest is wanted.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Mutex;
 
@@ -33,7 +34,10 @@ pub struct RangeDigest {
 #[derive(Debug, Default)]
 struct Nodes {
     at: BTreeMap<u64, (u64, ChainingValue)>,
-    /// Whether a range arrived twice. It is not known which of the two is in the file now, so all of it is read.
+    /// Smallest range around all data that has arrived and is not in `at`.
+    loose: Range<u64>,
+    /// Whether a range arrived twice, or may have. It is not known which of the two the file has in the end, so all of
+    /// it is read.
     is_void: bool,
 }
 
@@ -62,11 +66,16 @@ impl RangeDigest {
         }
         let mut nodes = crate::locked(&self.nodes);
         let before = nodes.at.range(..end).next_back();
-        nodes.is_void |= before.is_some_and(|(start, (length, _))| start + length > position);
-        if nodes.at.len() + pieces.len() <= NODES_MAX {
+        nodes.is_void |= before.is_some_and(|(start, (length, _))| start + length > position)
+            || position < nodes.loose.end && nodes.loose.start < end;
+        if !pieces.is_empty() && nodes.at.len() + pieces.len() <= NODES_MAX {
             for (at, length, value) in pieces {
                 self.join(&mut nodes.at, at, length, value);
             }
+        } else if nodes.loose.is_empty() {
+            nodes.loose = position..end;
+        } else {
+            nodes.loose = nodes.loose.start.min(position)..nodes.loose.end.max(end);
         }
     }
 
@@ -239,6 +248,21 @@ mod tests {
         digest.add(&data[..8192], 0);
         digest.add(&data[8192..], 8192);
         assert_eq!(finish(&digest, &data), (blake3::hash(&data), data.len()));
+    }
+
+    /// Of two ranges that threads hash and write at the same time, the one that is hashed may be the one that is
+    /// overwritten.
+    #[test]
+    fn what_came_twice_is_read_even_if_only_one_of_the_two_is_kept() {
+        let data = noise(1 << 20);
+        let (loose, kept) = (4097..4098, 4096..5120);
+        for twice in [[&loose, &kept], [&kept, &loose]] {
+            let digest = RangeDigest::new(data.len() as u64);
+            for range in twice.into_iter().chain([&(0..4096), &(5120..data.len())]) {
+                digest.add(&data[range.clone()], range.start as u64);
+            }
+            assert_eq!(finish(&digest, &data), (blake3::hash(&data), data.len()), "{twice:?}");
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rd_proto::control::IoFact;
 
 use super::{Entry, FIRST_LINE, Kind, key};
-use crate::fs::prepared::Prepared;
+use crate::fs::prepared::{Prepared, followed};
 use crate::fs::sort::Sorter;
 use crate::fs::{directory_of, plain_fact, std_fact};
 
@@ -34,10 +34,10 @@ pub struct Target {
 }
 
 impl Target {
-    /// Creates a target at `path`. A link there is kept, and goes on leading to the file.
+    /// Creates a target at `path`. A link there is kept, and goes on leading to the file. A link that leads nowhere, or
+    /// that the system does not follow, remains the path, which is then refused.
     pub fn new(path: PathBuf, form: Form) -> Self {
-        let is_link = path.symlink_metadata().is_ok_and(|found| found.is_symlink());
-        let real = path.canonicalize().ok().filter(|_| is_link);
+        let real = path.is_symlink().then(|| followed(&path).ok()).flatten();
         Self { path: real.unwrap_or(path), form }
     }
 
@@ -216,13 +216,17 @@ fn b3sum_line(path: &[u8], digest: [u8; 32]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use rustix::fs::OFlags;
 
     use super::super::Reader;
     use super::super::fuzz::{sample, written};
     use super::*;
+    use crate::fs::close::tests::fail_where;
 
     fn targets(directory: &Path) -> Vec<Target> {
-        let target = |name: &str, form| Target { path: directory.join(name), form };
+        let target = |name: &str, form| Target::new(directory.join(name), form);
         vec![target("manifest", Form::Manifest), target("sums", Form::B3sum)]
     }
 
@@ -256,8 +260,34 @@ mod tests {
         assert_eq!(fs::read(scratch.path().join("manifest")).expect("there"), b"older");
         assert_eq!(fs::read_dir(scratch.path()).expect("there").count(), 2);
         assert!(Writer::new(all).is_err(), "a directory is no file");
-        let nowhere = Target { path: scratch.path().join("none/manifest"), form: Form::Manifest };
+        let nowhere = Target::new(scratch.path().join("none/manifest"), Form::Manifest);
         assert!(Writer::new(vec![nowhere]).is_err());
+    }
+
+    #[test]
+    fn a_link_leads_where_it_led_or_is_refused() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let [link, old, other] = ["link", "old", "other"].map(|name| scratch.path().join(name));
+        fs::write(&old, "old").expect("a file");
+        fs::write(&other, "other").expect("a file");
+        symlink(&old, &link).expect("a link");
+        let written = || Writer::new(vec![Target::new(link.clone(), Form::Manifest)]).and_then(Writer::finish);
+        assert_eq!(written().expect("written").entries, 0);
+        let manifest = fs::read(&old).expect("there");
+        assert!(link.is_symlink() && manifest != b"old");
+        let writer = Writer::new(vec![Target::new(link.clone(), Form::Manifest)]).expect("a place");
+        fs::remove_file(&link).and_then(|()| symlink(&other, &link)).expect("another link");
+        fs::remove_file(&old).expect("ours");
+        writer.finish().expect("written where the link led");
+        // As for a link of another user in a sticky directory.
+        let refused = || {
+            let following = OFlags::PATH | OFlags::CLOEXEC | OFlags::LARGEFILE;
+            fail_where(libc::SYS_openat, (2, u64::from(following.bits())), libc::EACCES);
+            Target::new(link.clone(), Form::Manifest).check().is_err() && written().is_err()
+        };
+        assert!(std::thread::scope(|scope| scope.spawn(refused).join().expect("its end")));
+        assert_eq!((fs::read(&old).expect("there"), fs::read(&other).expect("there")), (manifest, b"other".to_vec()));
+        assert_eq!(fs::read_dir(scratch.path()).expect("there").count(), 3);
     }
 
     #[test]

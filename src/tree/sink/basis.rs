@@ -65,6 +65,8 @@ pub(super) struct Basis {
     pub block_bytes: u64,
     /// Whether the file being written already has all of the older file's data, so that none of it is written there.
     pub is_in_target: bool,
+    /// Whether that is so because the file being written is a clone.
+    is_clone: bool,
     /// Whether the new file may have holes, and zeros are left out as such.
     pub keeps_holes: bool,
     /// Whether the older file is sparse, or compressed by its file system.
@@ -116,6 +118,7 @@ impl Basis {
             size,
             block_bytes,
             is_in_target: false,
+            is_clone: false,
             keeps_holes,
             may_have_holes: holes::may_be_in(&stat),
             is_changed: AtomicBool::new(stat.st_size as u64 != size),
@@ -137,7 +140,8 @@ impl Basis {
     /// `ESTALE` if, in place, another file has taken the name of the old one.
     pub fn begin(&mut self, target: &OwnedFd, in_place: bool) -> Result<(), Fault> {
         if !in_place {
-            self.is_in_target = ioctl_ficlone(target, &self.file).is_ok();
+            self.is_clone = ioctl_ficlone(target, &self.file).is_ok();
+            self.is_in_target = self.is_clone;
             return Ok(());
         }
         let now = described(target)?;
@@ -166,11 +170,12 @@ impl Basis {
     }
 
     /// Returns the digests of consecutive blocks for the sender, at most [`Basis::blocks_at_once`]; `None` for a block
-    /// before whose end the older file ends. `write` is called with each piece that is to be written to `target`.
+    /// before whose end the older file ends, or that cannot be read. `write` is called with each piece that is to be
+    /// written to `target`.
     ///
     /// # Errors
     ///
-    /// Fails if writing fails, or if data that is to stay cannot be read.
+    /// Fails if writing fails, or if data that is to stay in place cannot be read.
     pub fn digests(
         &self,
         numbers: Range<usize>,
@@ -180,8 +185,21 @@ impl Basis {
     ) -> Result<Vec<Digest>, Errno> {
         if self.is_in_target {
             let digests = self.hash(target.as_fd(), numbers.clone(), None, scratch)?;
-            numbers.zip(&digests).for_each(|(number, _)| self.note(number, Block::Stands));
-            return if digests.contains(&None) { Err(Errno::NODATA) } else { Ok(digests) };
+            for (number, digest) in numbers.zip(&digests) {
+                match digest {
+                    Some(_) => self.note(number, Block::Stands),
+                    // The block is sent, except what is a hole at the source.
+                    None if self.is_clone => {
+                        let (start, length) = self.block(number);
+                        // To clear a part of a page, the file system would have to read it.
+                        let end = (start + length).next_multiple_of(PAGE_BYTES as u64);
+                        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                        fallocate(target, flags, start, end - start).map_err(|_| Errno::NODATA)?;
+                    }
+                    None => return Err(Errno::NODATA),
+                }
+            }
+            return Ok(digests);
         }
         let is_there = |&number: &usize| self.block(number).0 + self.block(number).1 <= self.stat.st_size as u64;
         let there = numbers.start..numbers.start + numbers.clone().take_while(is_there).count();
@@ -382,7 +400,59 @@ mod tests {
     use std::os::unix::fs::{FileExt, PermissionsExt};
 
     use super::*;
-    use crate::fs::close::tests::where_calls_fail;
+    use crate::fs::close::tests::{fail_where, where_calls_fail};
+
+    /// A checksum of the file system shows that it is damaged. It would be so at each further copy.
+    #[test]
+    fn a_block_of_a_clone_that_cannot_be_read_is_sent() {
+        const BLOCK: usize = 64 << 10;
+        for is_clone in [true, false] {
+            let file = tempfile::tempfile().expect("a file");
+            file.write_all_at(&[7; 3 * BLOCK], 0).expect("written");
+            let (old, target) = (OwnedFd::from(file.try_clone().expect("it")), OwnedFd::from(file));
+            let stat = fstat(&old).expect("it");
+            let mut basis = Basis::new((old, stat), None, 3 * BLOCK as u64, BLOCK as u64, true, &Arc::default());
+            // Not every file system makes clones.
+            (basis.is_in_target, basis.is_clone) = (true, is_clone);
+            let write = |_: &[u8], _: u64| -> Result<(), Errno> { unreachable!("it is there") };
+            let digest = |number| basis.digests(number..number + 1, &target, &mut vec![0; SCRATCH_BYTES], &write);
+            let digests = thread::scope(|scope| {
+                let filtered = scope.spawn(|| {
+                    fail_where(libc::SYS_pread64, (3, BLOCK as u64), libc::EIO);
+                    [0, 1, 2].map(digest)
+                });
+                filtered.join().expect("its end")
+            });
+            let same = Ok(vec![Some(hash16(&blake3::hash(&[7; BLOCK])))]);
+            let unread = if is_clone { Ok(vec![None]) } else { Err(Errno::NODATA) };
+            assert_eq!(digests, [same.clone(), unread, same]);
+            let mut there = vec![1; 3 * BLOCK];
+            File::from(target.try_clone().expect("it")).read_exact_at(&mut there, 0).expect("read");
+            let middle = if is_clone { 0 } else { 7 };
+            assert!(there == [[7; BLOCK], [middle; BLOCK], [7; BLOCK]].concat(), "a clone has a hole there");
+            assert_eq!(*crate::locked(&basis.blocks), [Block::Stands, Block::Unknown, Block::Stands]);
+        }
+    }
+
+    /// A part of a page cannot be cleared without reading it, which would fail again. Nor is anything written there.
+    #[test]
+    fn of_a_clone_whole_pages_are_cleared() {
+        const BLOCK: u64 = 64 << 10;
+        let file = tempfile::tempfile().expect("a file");
+        file.write_all_at(&[7; BLOCK as usize + 100], 0).expect("written");
+        let (old, target) = (OwnedFd::from(file.try_clone().expect("it")), OwnedFd::from(file));
+        let stat = fstat(&old).expect("it");
+        let mut basis = Basis::new((old, stat), None, BLOCK + 100, BLOCK, true, &Arc::default());
+        (basis.is_in_target, basis.is_clone) = (true, true);
+        let write = |_: &[u8], _: u64| -> Result<(), Errno> { unreachable!("it is there") };
+        let digest = || {
+            fail_where(libc::SYS_pread64, (3, BLOCK), libc::EIO);
+            fail_where(libc::SYS_fallocate, (3, 4096), libc::EOPNOTSUPP);
+            basis.digests(1..2, &target, &mut vec![0; SCRATCH_BYTES], &write)
+        };
+        let cleared = thread::scope(|scope| scope.spawn(digest).join().expect("its end"));
+        assert_eq!(cleared, Err(Errno::NODATA), "a page to clear, of which the file has 100 bytes");
+    }
 
     /// The old file becomes shorter while a block of it is copied. The source may have a hole there.
     #[test]

@@ -43,6 +43,9 @@ use crate::tree::{Fault, metadata};
 /// Maximum number of attempts to copy a file that changes meanwhile.
 const TRIES: u32 = 3;
 
+/// Explains `ENODATA` for a file that cannot be copied within the host. Its contents can be sent.
+pub(super) const UNREADABLE: &str = "cannot read the older copy of it at the destination";
+
 /// A file that may be the file to come.
 pub(super) struct Elsewhere {
     directory: Arc<OwnedFd>,
@@ -180,8 +183,9 @@ pub(super) fn look(
             }
         }
         for like in found.iter().filter(|one| is_like(one)) {
-            if like.take(directory, name, described)? {
-                return Ok((Verdict::Same, None));
+            match like.take(directory, name, described) {
+                Ok(false) | Err(Fault::Explained(_, UNREADABLE)) => {}
+                taken => return taken.map(|_| (Verdict::Same, None)),
             }
         }
     }
@@ -388,7 +392,7 @@ fn is_same(one: &Stat, other: &Stat) -> bool {
 ///
 /// # Errors
 ///
-/// The error of the system; `ESTALE` if the file has changed meanwhile.
+/// The error of the system; `ESTALE` if the file has changed meanwhile, `ENODATA` if it cannot be read.
 pub(super) fn copy(
     directory: &OpenDirectory,
     name: &[u8],
@@ -419,11 +423,17 @@ pub(super) fn copy(
 }
 
 /// Shares the blocks if the file system supports that. Otherwise copies them, except holes.
-pub(super) fn copy_contents(shared: &Shared, from: &OwnedFd, to: &OwnedFd, size: u64) -> Result<(), Errno> {
+///
+/// # Errors
+///
+/// The error of the system; `ENODATA`, explained, if the old file cannot be read. EIO, which ends the whole copy, is for
+/// what is written.
+pub(super) fn copy_contents(shared: &Shared, from: &OwnedFd, to: &OwnedFd, size: u64) -> Result<(), Fault> {
     let has_holes = shared.options.sparse;
     if has_holes && ioctl_ficlone(to, from).is_ok() {
         return Ok(());
     }
+    let unread = || Fault::Explained(Errno::NODATA, UNREADABLE);
     let is_stopped = || shared.is_stopped.load(Acquire);
     let goes_on = |bytes: usize| {
         shared.progress.note_work(bytes as u64);
@@ -432,10 +442,12 @@ pub(super) fn copy_contents(shared: &Shared, from: &OwnedFd, to: &OwnedFd, size:
     let mut at = 0;
     while at < size {
         let (start, end) = if has_holes { data_from(from, at, size) } else { (at, size) };
-        copy_range(from, to, start..end, goes_on)
-            .map_err(|(CopyError::Read(error) | CopyError::Write(error))| error)?;
+        copy_range(from, to, start..end, goes_on).map_err(|error| match error {
+            CopyError::Read(_) => unread(),
+            CopyError::Write(error) => error.into(),
+        })?;
         if is_stopped() {
-            return Err(Errno::CANCELED);
+            return Err(Errno::CANCELED.into());
         }
         at = end;
     }
@@ -443,10 +455,10 @@ pub(super) fn copy_contents(shared: &Shared, from: &OwnedFd, to: &OwnedFd, size:
     entry::reach_length(to, size)?;
     if shared.options.reads_back() {
         evict(to, 0, size)?;
-        // EIO, which ends the whole copy, is for what the disk gives back.
         let mut scratch = vec![0; HASH_READ_BYTES.min(size.max(1) as usize)];
-        if hash_range(from, 0, size, &mut scratch)? != hash_range(to, 0, size, &mut scratch)? {
-            return Err(Errno::IO);
+        let old = hash_range(from, 0, size, &mut scratch).map_err(|_| unread())?;
+        if old != hash_range(to, 0, size, &mut scratch)? {
+            return Err(Errno::IO.into());
         }
     }
     Ok(())
@@ -475,10 +487,16 @@ mod tests {
         let copied = where_calls_fail(&[libc::SYS_ftruncate], libc::EIO, || copy_contents(shared, &old, &new, DATA));
         assert_eq!(copied, Ok(()), "it has its length from its data");
         from.set_len(1 << 20).expect("a hole at the end");
+        // Not as a clone.
+        let calls = [libc::SYS_ftruncate, libc::SYS_ioctl];
         let new = OwnedFd::from(file());
-        assert_eq!(copy_contents(shared, &old, &new, 1 << 20), Ok(()));
+        let copied = where_calls_fail(&calls, libc::EOPNOTSUPP, || copy_contents(shared, &old, &new, 1 << 20));
+        assert_eq!(copied, Ok(()), "it has its length from its last byte");
         assert_eq!(fstat(&new).expect("it").st_size, 1 << 20);
         assert_eq!(hash_range(&new, 0, 1 << 20, &mut [0; 4096]), hash_range(&old, 0, 1 << 20, &mut [0; 4096]));
+        let new = OwnedFd::from(file());
+        let set = where_calls_fail(&[libc::SYS_pwrite64], libc::EIO, || entry::reach_length(&new, 1 << 20));
+        assert_eq!((set, fstat(&new).expect("it").st_size), (Ok(()), 1 << 20), "without data it takes no room");
     }
 
     /// EIO would end the whole copy.
@@ -494,7 +512,12 @@ mod tests {
         // What was cut off is no data to copy, like a hole. The blocks cannot be shared.
         let copied =
             |size| where_calls_fail(&[libc::SYS_ioctl], libc::EOPNOTSUPP, || copy_contents(shared, &from, &to, size));
-        assert_eq!((copied(4096), copied(8192)), (Ok(()), Err(Errno::NODATA)));
+        let cannot_read = Err(Fault::Explained(Errno::NODATA, UNREADABLE));
+        assert_eq!((copied(4096), copied(8192)), (Ok(()), cannot_read.clone()));
+        // Nor does an error of a read of the older file.
+        let calls = [libc::SYS_ioctl, libc::SYS_pread64];
+        let unread = where_calls_fail(&calls, libc::EIO, || copy_contents(shared, &from, &to, 4096));
+        assert_eq!(unread, cannot_read);
         // Nor does another error of a read, here of data that came from elsewhere.
         let stored = |data: &[u8]| entry::check_stored(shared, &to, data, 0);
         assert_eq!((stored(&[7; 4096]), stored(&[8; 4096])), (Ok(()), Err(Errno::IO)));

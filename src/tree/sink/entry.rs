@@ -33,6 +33,7 @@ use super::unfinished::{Appended, has_bytes, have_same};
 use super::{Bytes, Local, Shared};
 use crate::fault::shown_path;
 use crate::fs::copy::{CopyError, copy_range};
+use crate::fs::direct::ALIGNMENT;
 use crate::fs::direct::write::{WriteBypass, is_cache_only};
 use crate::fs::holes::is_zero;
 use crate::fs::metadata::Object;
@@ -134,9 +135,19 @@ pub(super) fn check_stored(shared: &Shared, file: &OwnedFd, data: &[u8], positio
     Ok(())
 }
 
-/// Gives a file that ends with a hole its length, after its data.
+/// Gives a file that ends with a hole its length, after its data. Its last byte is written, because a length that is
+/// only set may be durable long before data in the cache. A file without data has none to lose.
 pub(super) fn reach_length(file: &OwnedFd, size: u64) -> Result<(), Errno> {
-    if (fstat(file)?.st_size as u64) < size { ftruncate(file, size) } else { Ok(()) }
+    match fstat(file)?.st_size as u64 {
+        length if length >= size => Ok(()),
+        0 => ftruncate(file, size),
+        _ => write_at(file, &[0], size - 1),
+    }
+}
+
+/// Where the page with the last byte begins. What lies before it may have its length before its data.
+fn last_page(size: u64) -> u64 {
+    size.saturating_sub(1) / ALIGNMENT as u64 * ALIGNMENT as u64
 }
 
 /// Whether a link with this target would lead to the entry that it replaces. Then only a link to itself would be left.
@@ -315,19 +326,29 @@ impl Large {
         };
         // A file in place that already has its length keeps its time until something is written.
         let has_length = is_device || in_place && basis.as_ref().is_some_and(|basis| basis.stat.st_size as u64 == size);
-        // A new file grows with its data. A length that is set first may be durable long before the data: after a power
-        // loss, zeros would have the size and time to come and count as the same. Direct writes that extend a file
-        // would wait for each other.
+        // A new file grows with its data. A length that is set first may be durable long before data in the cache:
+        // after a power loss, zeros would have the size and time to come and count as the same. But direct writes that
+        // extend a file would wait for each other, and XFS would fill the holes between extending writes with blocks.
+        // So such files have their length first up to the last page, which goes through the cache.
         let is_in_target = basis.as_ref().is_some_and(|basis| basis.is_in_target);
-        let is_new = matches!(partial.way, Way::Named(_)) && !is_sparse && !is_in_target;
-        let grows = is_new && !shared.writes.are_direct(size);
+        let is_new = matches!(partial.way, Way::Named(_)) && !is_in_target;
+        let least = match is_new {
+            true if is_sparse || shared.writes.are_direct(size) => last_page(size),
+            true => 0,
+            false => size,
+        };
         let set_length = || {
+            if has_length {
+                return Ok(());
+            }
             // A file of an earlier transfer may be longer, and so may one that was cloned in part.
-            if has_length || grows && fstat(&partial.file)?.st_size as u64 <= size {
+            let there = fstat(&partial.file)?.st_size as u64;
+            let length = there.clamp(least, size);
+            if length == there {
                 return Ok(());
             }
             partial.mark(directory, name)?;
-            ftruncate(&partial.file, size).map_err(Fault::from)
+            ftruncate(&partial.file, length).map_err(Fault::from)
         };
         if let Err(fault) = prepared.and_then(|()| set_length()) {
             if let Some(marker) = partial.marker().filter(|_| basis.is_some()) {
@@ -429,7 +450,7 @@ impl Large {
         let (rest, from) = (&data[there..], position + there as u64);
         let written = match self.is_made_hole(rest, from) {
             true => Ok(()),
-            false => self.bypass.write(file, rest, from, self.size, &self.shared.writes),
+            false => self.write_past(rest, from),
         };
         let written = written.and_then(|()| self.begin_writing_out(data.len()));
         match written.and_then(|()| check_stored(&self.shared, file, data, position)) {
@@ -443,6 +464,18 @@ impl Large {
             }
             Err(error) => self.fail_once(error),
         }
+    }
+
+    /// Writes data past the cache if that gains anything. The last page of a file with a partial name always goes
+    /// through the cache: a direct write there would make the length durable before other data in the cache.
+    fn write_past(&self, data: &[u8], position: u64) -> Result<(), Errno> {
+        let end = if matches!(self.partial.way, Way::Named(_)) { last_page(self.size) } else { self.size };
+        let before = end.saturating_sub(position).min(data.len() as u64) as usize;
+        let write = |part: &[u8], at| self.bypass.write(&self.partial.file, part, at, self.size, &self.shared.writes);
+        // The rest is too short to be written directly.
+        let (pages, last) = data.split_at(before);
+        write(pages, position)?;
+        write(last, position + before as u64)
     }
 
     /// Makes the range a hole if the file is sparse and the data is zero; returns whether it did. For a sparse file
@@ -543,7 +576,7 @@ impl Large {
                 write_at(file, data, at)?;
                 writes.note_buffered(data.len());
             } else {
-                self.bypass.write(file, data, at, self.size, writes)?;
+                self.write_past(data, at)?;
             }
             is_any = true;
         }

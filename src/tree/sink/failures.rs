@@ -101,9 +101,19 @@ impl Shared {
         crate::locked(&self.failures).has_failed(path)
     }
 
+    /// Records a failure to read an entry that exists here. Whatever the error is, others need not meet it. But a tree
+    /// that must be proven cannot be proven without it, and the sender must not look like a forger.
+    pub(super) fn report_unread(&self, path: &[u8], fault: Fault) {
+        self.note_failure(path, fault, self.contents().is_some());
+    }
+
     pub(super) fn report(&self, path: &[u8], fault: impl Into<Fault>) {
         let fault = fault.into();
         let is_fatal = fault.errno().is_some_and(stops_everything);
+        self.note_failure(path, fault, is_fatal);
+    }
+
+    fn note_failure(&self, path: &[u8], fault: Fault, is_fatal: bool) {
         let fact = fault.into_fact(OsStr::from_bytes(path));
         let mut failures = crate::locked(&self.failures);
         if is_fatal {

@@ -1,5 +1,6 @@
 //! Reports entries to the caller: how each differs from what was there, determined before anything of it is changed.
 
+use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::os::fd::AsFd;
 
@@ -65,14 +66,19 @@ pub(super) fn differing(
 fn differing_xattrs(shared: &Shared, entry: Object<'_>, stat: &Stat, described: Xattrs<'_>, rights: Rights<'_>) -> u16 {
     let mut reader = Reader::default();
     let Ok(there) = reader.read(&shared.options, entry, stat) else { return differs::XATTRS };
-    let is_impossible = |name: &[u8]| shared.setter.is_impossible(stat.st_dev, name);
+    unequal(there.xattrs, described, rights, |name| shared.setter.is_impossible(stat.st_dev, name))
+}
+
+/// Compares extended attributes that are there with those described.
+fn unequal(there: Xattrs<'_>, described: Xattrs<'_>, rights: Rights<'_>, is_impossible: impl Fn(&[u8]) -> bool) -> u16 {
     // The order does not matter, because each name occurs once.
+    let (have, named): (BTreeMap<_, _>, _) = (there.iter().collect(), metadata::names(described));
     let are_same = |are_acls: bool| {
         let is_one = |name: &[u8]| ACLS.contains(&name) == are_acls;
         let mut wanted = described.iter().filter(|(name, _)| is_one(name) && rights.may_set(name));
-        let mut extra = there.xattrs.iter().filter(|(name, _)| is_one(name) && rights.may_remove(name));
-        wanted.all(|wanted| there.xattrs.iter().any(|other| other == wanted) || is_impossible(wanted.0))
-            && extra.all(|(name, _)| described.iter().any(|(other, _)| other == name))
+        let mut extra = have.keys().filter(|name| is_one(name) && rights.may_remove(name));
+        wanted.all(|(name, value)| have.get(name) == Some(&value) || is_impossible(name))
+            && extra.all(|name| named.contains(name))
     };
     bits([(differs::ACL, are_same(true)), (differs::XATTRS, are_same(false))])
 }
@@ -137,5 +143,39 @@ impl OpenDirectory {
         let Some(entries) = &self.shared.entries else { return };
         let (path, leads_to) = (self.told_path(name), leads_to());
         entries.tell(Entry::Changed(Change { path, effect, kind, differs, leads_to }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::options::TreeOptions;
+    use crate::tree::metadata::Setter;
+
+    /// A sender may describe thousands for each entry, and another user may have set as many.
+    #[test]
+    fn attributes_are_compared_without_searching_all_for_each() {
+        let (mut there, mut described) = (Vec::new(), Vec::new());
+        for number in 0..8000 {
+            assert!(Xattrs::push(&mut there, format!("user.{number}").as_bytes(), b"1"));
+            assert!(Xattrs::push(&mut described, format!("user.{}", 7999 - number).as_bytes(), b"1"));
+        }
+        let (options, setter) = (TreeOptions::default(), Setter::new(false));
+        let rights = setter.rights(&options, &Metadata::ZERO, (0, 0), false);
+        let compare = |there: &[u8]| unequal(Xattrs::new(there), Xattrs::new(&described), rights, |_| false);
+        let timed = || {
+            let began = Instant::now();
+            assert_eq!(compare(&there), 0);
+            began.elapsed()
+        };
+        let fastest = (0..5).map(|_| timed()).min().expect("five times");
+        assert!(fastest < Duration::from_millis(100), "{fastest:?}");
+        let last = there.len() - 1;
+        assert_eq!(compare(&[&there[..last], b"2"].concat()), differs::XATTRS, "another value");
+        assert!(Xattrs::push(&mut there, b"user.more", b""));
+        assert_eq!(compare(&there), differs::XATTRS, "one more");
+        assert_eq!(compare(b""), differs::XATTRS, "none");
     }
 }

@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use super::basis::{Compared, open_regular};
 use super::device;
 use super::directory::OpenDirectory;
-use super::elsewhere::{self, Elsewhere};
+use super::elsewhere::{self, Elsewhere, UNREADABLE};
 use super::itemize::{self, differing};
 use super::rehearse::Becomes;
 use super::{Refused, Shared, TreeSink, unfinished};
@@ -231,8 +231,10 @@ fn verdict(
         false => is_same_time || options.sizes.size_only,
     };
     if old.st_size as u64 == size && is_same && !options.checksum && !is_marked {
-        let is_done = keep_or_copy(directory, name, described, &old)?;
-        return Ok(if is_done { Verdict::Same } else { Verdict::Wanted });
+        return match keep_or_copy(directory, name, described, &old) {
+            Ok(false) | Err(Fault::Explained(_, UNREADABLE)) => Ok(Verdict::Wanted),
+            done => done.map(|_| Verdict::Same),
+        };
     }
     if options.append_verify && old.st_size as u64 >= size && !is_marked && !directory.is_resumed {
         directory.list(name, Medium::Disk);
@@ -479,7 +481,7 @@ fn sync(directory: &OpenDirectory, file: Result<OwnedFd, Errno>) -> Result<(), E
 }
 
 /// Like [`keep`], for a regular file. If the file must not change, a new one is made from its contents. Returns `false`
-/// if they cannot be read, or if another file has taken the name: then they must be sent.
+/// if it cannot be opened, or if another file has taken the name: then they must be sent.
 fn keep_or_copy(directory: &OpenDirectory, name: &[u8], described: &Metadata<'_>, stat: &Stat) -> Result<bool, Fault> {
     if keep(directory, name, described, stat)? {
         return Ok(true);

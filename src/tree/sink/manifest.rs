@@ -98,7 +98,7 @@ impl Shared {
                 }
                 manifest.send(Entry::new(tree_path, &stat, kind));
             }
-            (Err(error), _) => self.report(&path, Fault::Explained(error, UNREAD)),
+            (Err(error), _) => self.report_unread(&path, Fault::Explained(error, UNREAD)),
             _ => {}
         }
     }
@@ -183,7 +183,7 @@ impl OpenDirectory {
         if let Some(manifest) = self.shared.manifest.get().filter(|manifest| manifest.entries.is_some() || !is_link)
             && let Err(fault) = self.try_list(manifest, name, medium, is_link)
         {
-            self.shared.report(&self.path(name), fault);
+            self.shared.report_unread(&self.path(name), fault);
         }
     }
 

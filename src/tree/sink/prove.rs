@@ -106,6 +106,8 @@ impl TreeSink {
                 }
             }
         }
+        // A file held back may have turned out to be unreadable.
+        self.shared.check()?;
         let found = outline.finish(contents);
         // A process that is not root cannot give files away, and was given no files of other users.
         let is_root = rustix::process::geteuid().is_root();
@@ -143,5 +145,76 @@ impl Large {
             _ => self.fill().and_then(|()| Ok(self.digest.as_ref().unwrap_or(&all).finish_from(&self.partial.file)?)),
         };
         found.map_err(|fault| self.fail_once(fault)).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::MetadataExt;
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use rd_proto::tree::{Metadata, Time};
+
+    use super::super::Destination;
+    use super::super::tests::chunk;
+    use super::*;
+    use crate::fs::close::tests::where_calls_fail;
+    use crate::tree::entries::EntryStream;
+    use crate::tree::proof::TreeProof;
+
+    const END: Record<'static> = Record::End { failures: 0 };
+
+    /// A sink that expects another tree than comes.
+    fn sink(top: &Path, sync: bool) -> TreeSink {
+        let options = TreeOptions { sync, ..TreeOptions::default() };
+        let expected = Some(Expected { proof: TreeProof::default(), is_bound: true });
+        let destination = Destination { expected, ..options.into() };
+        let mut sink = TreeSink::new(top, destination, Box::new(|_| {})).expect("a sink");
+        sink.list_to(&Arc::new(EntryStream::new(Box::new(|_| {}))));
+        sink
+    }
+
+    /// Without its contents, the tree could be another one, whoever has sent it.
+    #[test]
+    fn a_kept_file_that_cannot_be_read_makes_nobody_a_forger() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        fs::write(scratch.path().join("f"), "contents").expect("a file");
+        let stat = fs::metadata(scratch.path().join("f")).expect("it");
+        let modified = Time { seconds: stat.mtime(), nanoseconds: stat.mtime_nsec() as u32 };
+        let (uid, gid, mode) = (stat.uid(), stat.gid(), stat.mode() & 0o7777);
+        let metadata = Metadata { uid, gid, mode, modified, ..Metadata::ZERO };
+        let kept = Record::Listed { name: b"f", metadata, size: stat.len() };
+        let run = || {
+            let mut sink = sink(scratch.path(), true);
+            sink.push(0, 0, chunk(&[kept, END])).expect("taken");
+            sink.finish().map(drop)
+        };
+        for error in [libc::EIO, libc::EACCES, libc::ESTALE] {
+            let refused = where_calls_fail(&[libc::SYS_pread64], error, run);
+            assert!(matches!(&refused, Err(Refused::Io(fact)) if fact.errno == error), "{refused:?}");
+        }
+        assert_eq!(run(), Err(Refused::Forged), "it can be read");
+    }
+
+    /// Its holes are read for its digest before it gets its name.
+    #[test]
+    fn nor_does_a_new_file_that_cannot_be_read_back() {
+        const SIZE: u64 = 1 << 20;
+        let run = || {
+            let scratch = tempfile::tempdir().expect("a directory");
+            let mut sink = sink(scratch.path(), false);
+            let metadata = Metadata { mode: 0o640, ..Metadata::ZERO };
+            let file = Record::Large { name: b"f", metadata, item: 1, size: SIZE, is_sparse: true };
+            sink.push(0, 0, chunk(&[file])).expect("taken");
+            sink.push(1, 0, Arc::new(vec![7; 4096])).expect("taken");
+            let closed = Record::Closed { item: 1, data_bytes: 4096, is_intact: true };
+            sink.push(0, 0, chunk(&[closed, END])).expect("taken");
+            sink.finish().map(drop)
+        };
+        let refused = where_calls_fail(&[libc::SYS_pread64], libc::EIO, run);
+        assert!(matches!(&refused, Err(Refused::Io(fact)) if fact.errno == libc::EIO), "{refused:?}");
+        assert_eq!(run(), Err(Refused::Forged), "it can be read");
     }
 }

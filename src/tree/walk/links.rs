@@ -24,6 +24,10 @@ const ENTRY_BYTES: usize = 128;
 const LINKS_ARE_LOST: &str = "hard links are copied as separate files: too many to track in memory or in the temporary \
      directory; set TMPDIR to one with more space";
 
+/// Why a further name becomes a separate file: no record can hold the path of the first.
+const IS_TOO_LONG: &str = "is copied as a separate file: the path of its first hard link is longer than 4095 bytes";
+const _: () = assert!(PATH_BYTES_MAX == 4095);
+
 /// Files of which further names are to come. They are in memory up to a bound, and beyond it in a temporary file.
 #[derive(Default)]
 pub struct Links {
@@ -37,6 +41,7 @@ pub struct Links {
 }
 
 struct First {
+    /// Empty if it is longer than a record can hold.
     path: Box<[u8]>,
     names: Names,
     item: u32,
@@ -114,10 +119,8 @@ impl Links {
     /// Remembers a file of which further names are to come, if there is room for it.
     pub fn insert(&mut self, inode: Identity, path: Vec<u8>, names: Names, item: u32) {
         self.forget(inode);
+        let path = if path.len() > PATH_BYTES_MAX { Vec::new() } else { path };
         let bytes = ENTRY_BYTES + path.len();
-        if path.len() > PATH_BYTES_MAX {
-            return;
-        }
         let first = First { path: path.into_boxed_slice(), names, item };
         if self.bytes + bytes <= LINKS_BYTES_MAX {
             self.bytes += bytes;
@@ -182,7 +185,8 @@ pub fn further_names(entry: &Present<'_>, stat: &Stat) -> Names {
 }
 
 impl Recorder {
-    /// Writes the record of a further name of a file that has been sent; `None` if this is its first name.
+    /// Writes the record of a further name of a file that has been sent; `None` if this is its first name, or the first
+    /// to which others can be linked.
     pub(super) fn further_name(
         &mut self,
         place: &Place,
@@ -196,6 +200,11 @@ impl Recorder {
         // The receiver would link to whatever has the first name at present.
         if self.unsettled.contains(&inode) {
             return Some(Step::AtLimit);
+        }
+        if first.is_empty() {
+            self.links.forget(inode);
+            self.fail(Fault::Detail(IS_TOO_LONG).into_fact(&place.source_path(entry)));
+            return None;
         }
         if self.open.contains_key(&item) && waiting >= OPEN_LINKS_MAX as u64 {
             return Some(Step::AtLimit);
@@ -225,7 +234,16 @@ impl Recorder {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::os::fd::OwnedFd;
+    use std::sync::atomic::AtomicBool;
+
+    use rustix::fs::{Mode, OFlags, linkat, mkdirat, openat};
+
+    use super::super::{Come, Walk, WalkState};
     use super::*;
+    use crate::options::TreeOptions;
+    use crate::tree::root::Root;
 
     fn left(left: u64) -> Names {
         Names { left, born: None }
@@ -291,7 +309,40 @@ mod tests {
         }
         assert!((0..count).all(|inode| links.first((0, inode), || left(0)).is_none()));
         assert_eq!(links.bytes, 0);
-        links.insert((1, 1), vec![b'p'; PATH_BYTES_MAX + 1], left(1), 0);
-        assert!(links.first((1, 1), || left(0)).is_none());
+    }
+
+    /// No record can lead to the first name. Names that follow one of which a record can hold the path are links.
+    #[test]
+    fn each_name_that_has_no_first_to_be_linked_to_is_told() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        std::fs::write(scratch.path().join("y"), "data").expect("a file");
+        let open = |at: &OwnedFd, name: &str| {
+            openat(at, name, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).expect("a directory")
+        };
+        let top = OwnedFd::from(File::open(scratch.path()).expect("a directory"));
+        let (mut deep, name) = (open(&top, "."), "d".repeat(220));
+        for _ in 0..20 {
+            mkdirat(&deep, &name, Mode::RWXU).expect("a directory");
+            deep = open(&deep, &name);
+        }
+        for (at, name) in [(&deep, "a"), (&deep, "b"), (&top, "z")] {
+            linkat(&top, "y", at, name, AtFlags::empty()).expect("a link");
+        }
+        let roots = vec![Root::new(scratch.path(), "t")];
+        let mut walk = Walk::new(roots, 1 << 20, TreeOptions::default()).expect("a tree");
+        let mut target = vec![0; 1 << 20];
+        let filled = walk.fill(&mut target, 1 << 20, Come::default(), &AtomicBool::new(false));
+        let (mut rest, mut names) = (&target[..filled.length], Vec::new());
+        while let Ok(Some(record)) = Record::decode(&mut rest) {
+            match record {
+                Record::File { name, .. } => names.push((name, None)),
+                Record::HardLink { name, first } => names.push((name, Some(first))),
+                _ => {}
+            }
+        }
+        assert_eq!(names, [(&b"a"[..], None), (b"b", None), (b"y", None), (b"z", Some(&b"t/y"[..]))]);
+        let failures = &filled.sent.failures;
+        assert!(failures.iter().all(|fact| fact.detail == IS_TOO_LONG.as_bytes()), "{failures:?}");
+        assert_eq!((filled.state, filled.sent.figures.failed), (WalkState::Ended, 2));
     }
 }

@@ -3,6 +3,7 @@
 use std::os::unix::fs::FileExt;
 
 use super::*;
+use crate::fs::close::tests::fail_where;
 use crate::fs::direct::Tally;
 use crate::tree::Root;
 use crate::tree::source::{Next, TreeSource};
@@ -125,6 +126,44 @@ fn a_file_becomes_no_clone_of_its_source_if_older_blocks_are_copied_into_it() {
         assert_eq!(large.basis.is_some(), name == b"old");
         assert_eq!(large.may_share(), !is_copied);
     }
+}
+
+/// Short pieces of it, and its last bytes, go through the cache. After a power loss without them, it is too short.
+#[test]
+fn a_file_written_past_the_cache_gets_the_length_of_its_last_page_with_its_data() {
+    const SIZE: u64 = 8 << 40;
+    let scratch = Scratch::new();
+    let sink = scratch.sink(TreeOptions::default());
+    let top = sink.levels[0].clone().expect("the top");
+    for (size, first) in [(SIZE, SIZE - 4096), (SIZE - 4096 + 1, SIZE - 4096)] {
+        for is_sparse in [false, true] {
+            let large = Large::create(&top, b"a", &META, (size, is_sparse), false, None).expect("begun");
+            let length = || rustix::fs::fstat(&large.partial.file).expect("open").st_size as u64;
+            assert_eq!((sink.shared.writes.are_direct(size), length()), (true, first));
+            let filled = where_calls_fail(&[libc::SYS_ftruncate], libc::EIO, || large.fill());
+            assert_eq!((filled, length()), (Ok(()), size), "its last byte is written");
+        }
+    }
+}
+
+/// After a direct write of it, the file would have its length before pieces that wait in the cache.
+#[test]
+fn the_last_page_of_a_file_is_never_written_past_the_cache() {
+    const SIZE: u64 = 8 << 40;
+    const RANGE_BYTES: usize = 1 << 20;
+    let scratch = Scratch::new();
+    let sink = scratch.sink(TreeOptions::default());
+    let top = sink.levels[0].clone().expect("the top");
+    let large = Large::create(&top, b"a", &META, (SIZE, false), false, None).expect("begun");
+    // Its memory is aligned as direct writes need it.
+    let range = Arc::new(memmap2::MmapMut::map_anon(RANGE_BYTES).expect("memory"));
+    let take = || {
+        fail_where(libc::SYS_pwrite64, (2, 4096), libc::EIO);
+        large.take(range, SIZE - RANGE_BYTES as u64);
+    };
+    std::thread::scope(|scope| scope.spawn(take).join().expect("its end"));
+    let length = rustix::fs::fstat(&large.partial.file).expect("open").st_size as u64;
+    assert_eq!((length, large.has_failed.load(Relaxed)), (SIZE - 4096, true), "it is written by itself");
 }
 
 /// The next copy would remove it, because the data left may lie where the holes are.

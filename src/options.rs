@@ -204,11 +204,12 @@ impl TransferOptions {
             && self.bwlimit != Some(0)
     }
 
-    /// Returns the size of the largest chunk that was asked for, leaves enough buffers, and obeys the rate limit.
-    pub fn chunk_bytes(&self, part_bytes: impl Fn(usize) -> usize) -> usize {
+    /// Returns the size of the largest chunk that was asked for and leaves enough buffers. A rate limit only shortens
+    /// what is read into a buffer, because a record of a tree must fit.
+    pub fn chunk_bytes(&self) -> usize {
         let largest = (self.first_bytes() / BUFFERS_MIN).min(self.chunk.into()) as usize;
         let whole_pages = largest / CHUNK_BYTES_MIN * CHUNK_BYTES_MIN;
-        part_bytes(whole_pages.max(CHUNK_BYTES_MIN))
+        whole_pages.max(CHUNK_BYTES_MIN)
     }
 
     /// Returns the initial size of the buffer, in bytes.
@@ -651,6 +652,12 @@ mod tests {
         }
         assert!(!TransferOptions { buffer: Some(0), ..valid.clone() }.is_valid());
         assert!(!TransferOptions { bwlimit: Some(0), ..valid }.is_valid());
+    }
+
+    #[test]
+    fn a_rate_limit_makes_no_chunk_too_small_for_a_record() {
+        let limited = TransferOptions { bwlimit: Some(1), ..TransferOptions::default() };
+        assert_eq!(limited.chunk_bytes(), CHUNK_BYTES_MAX);
     }
 
     #[test]

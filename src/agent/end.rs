@@ -27,6 +27,7 @@ use crate::control::stages::{Attachment, Inlet, Outlet, Whole};
 use crate::control::tunnel::{Emit, Tunnel};
 use crate::engine::link::LastWord;
 use crate::engine::listen::{Further, Incoming, Listener};
+use crate::engine::pace::Pace;
 use crate::engine::session::{FirstLane, NoWork, Session, post_soon};
 use crate::engine::{Event, Work, channel, reach};
 use crate::fault::{Exit, errno_of, escaped, os};
@@ -589,7 +590,9 @@ impl Run {
             }
             Job::SendTree { roots, settings } => Prepared::new(move |chunk_bytes| {
                 let progress = Arc::clone(&self.shared.progress);
-                let source = TreeSource::new(roots.clone(), chunk_bytes, settings.clone(), progress)?;
+                // Under a low limit a small file is not sent at once either.
+                let part_bytes = Pace::new(self.begin.options.bwlimit).part_bytes(chunk_bytes);
+                let source = TreeSource::new(roots.clone(), part_bytes, settings.clone(), progress)?;
                 Ok(Work::SendTree(Box::new(source)))
             }),
             Job::ReceiveTree { directory, names, settings, expected } => Prepared::new(move |_| {

@@ -532,7 +532,7 @@ impl Engine {
                     self.keep(buffer);
                 }
                 // A lane that was closed here had become silent or corrupt; "closed" would not say why.
-                self.reason = (reason != LaneError::Closed).then(|| reason.to_string());
+                self.note_reason((reason != LaneError::Closed).then(|| reason.to_string()));
                 self.lanes.remove(&id);
                 self.half.machine().handle_lane_down(id, now);
             }
@@ -618,12 +618,7 @@ impl Engine {
                         _ => drop(self.jobs.send(Job::Read(buffer, encrypt))),
                     }
                 }
-                Action::Encrypt(buffer) => {
-                    if !self.read_planned(buffer, true) {
-                        let buffer = self.take(buffer);
-                        work::encrypt(&self.shared, &self.jobs, buffer);
-                    }
-                }
+                Action::Encrypt(buffer) => again |= self.encrypt(buffer),
                 Action::SendChunk(id, buffer) => {
                     let is_inline = self.lanes.get(&id).is_some_and(|live| live.is_inline);
                     if !is_inline && self.read_planned(buffer, false) {
@@ -681,8 +676,6 @@ impl Engine {
                 }
                 Action::Answer(bytes) => self.take_answer(&bytes),
                 Action::Commit => self.commit(),
-                // Once the outcome is settled, changes of lanes are not reported.
-                Action::Notice(_) if self.half.machine_ref().core_ref().is_ending() => {}
                 Action::Notice(notice) => {
                     let reason = self.rail_name(notice).or_else(|| self.reason.clone());
                     self.observer.observe(SessionEvent::Notice(notice, reason));
@@ -729,8 +722,15 @@ impl Engine {
         spawned.is_ok()
     }
 
+    /// Records why a lane is lost or could not be made. What happens after giving up is not the reason for that.
+    fn note_reason(&mut self, reason: Option<String>) {
+        if !self.half.machine_ref().core_ref().is_ending() {
+            self.reason = reason;
+        }
+    }
+
     fn dial_failed(&mut self, id: LaneId, error: &LinkError) {
-        self.reason = Some(error.to_string());
+        self.note_reason(Some(error.to_string()));
         self.observer.observe(SessionEvent::DialFailed(id, error.to_string()));
         let now = self.now();
         self.half.machine().handle_dial_failed(id, now);

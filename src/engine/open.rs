@@ -15,7 +15,6 @@ use rustix::io::Errno;
 
 use super::link::{AUTHENTICATE_MAX, LinkError, authenticate, connect, connect_by, exchange_offers, rng, tcp_lane};
 use super::listen::Registry;
-use super::pace::Pace;
 use super::rails::Rail;
 use super::session::Obstacle;
 use super::{Dialer, Event, Observer, SessionEvent, Summary, Transfer, Work, announce, rails, rdma, run};
@@ -42,7 +41,6 @@ pub fn offers(
     size_bytes: Option<u64>,
     options: &TransferOptions,
 ) -> Result<[Offer; 2], LinkError> {
-    let pace = Pace::new(options.bwlimit.filter(|_| role == Role::Sender));
     let is_local = stream.local_addr().and_then(|local| Ok(tcp::is_within_host(local, stream.peer_addr()?)));
     let ours = Offer {
         role,
@@ -50,7 +48,7 @@ pub fn offers(
         encrypt: options.encrypt(),
         peer_is_local: is_local.unwrap_or(false),
         lanes: options.lanes(),
-        chunk_bytes: options.chunk_bytes(|wanted| pace.part_bytes(wanted)) as u32,
+        chunk_bytes: options.chunk_bytes() as u32,
         reconnect_s: options.reconnect,
         size_bytes,
         rdma: if options.transport.policy() == Policy::Tcp { RdmaKind::None } else { rdma::available() },

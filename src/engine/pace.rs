@@ -3,7 +3,10 @@
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use rd_proto::session::BufferId;
+
 use super::account::Clock;
+use super::{Engine, work};
 
 /// Maximum time that one part takes at the limit, so that data does not go in bursts under a low limit.
 const SLICE: Duration = Duration::from_millis(100);
@@ -58,6 +61,20 @@ impl Pace {
     /// Returns how long threads have waited.
     pub fn clock(&self) -> &Clock {
         &self.clock
+    }
+}
+
+impl Engine {
+    /// Encrypts a chunk that was sealed with a checksum, or has a worker do it if none is held up by the limit. Returns
+    /// true if it is done.
+    pub(super) fn encrypt(&mut self, id: BufferId) -> bool {
+        if self.read_planned(id, true) {
+            return false;
+        }
+        let buffer = self.take(id);
+        let Some((buffer, header)) = work::encrypt(&self.shared, &self.jobs, buffer) else { return false };
+        self.handle_sealed(buffer, &header, self.now());
+        true
     }
 }
 

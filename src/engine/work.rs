@@ -126,8 +126,9 @@ impl Shared {
         }
     }
 
+    /// Returns how many bytes to read into a buffer now.
     fn part_bytes(&self) -> usize {
-        self.part_bytes.load(Ordering::Relaxed)
+        self.pace.part_bytes(self.part_bytes.load(Ordering::Relaxed))
     }
 
     /// Returns how to compress the next chunk.
@@ -169,6 +170,13 @@ impl Shared {
             *buffer.header_mut() = header.encode();
         });
         header
+    }
+
+    /// Encrypts the chunk in a buffer, which was sealed with a checksum.
+    fn encrypt(&self, buffer: &mut Buffer) -> ChunkHeader {
+        let mut header = ChunkHeader::decode(buffer.header()).expect("we encoded it");
+        header.sealed = true;
+        self.seal(header, buffer)
     }
 }
 
@@ -221,13 +229,19 @@ pub fn start(shared: &Arc<Shared>, events: &Sender<Event>) -> std::io::Result<Se
     Ok(jobs)
 }
 
-/// Has a worker encrypt a chunk that was sealed with a checksum.
-pub fn encrypt(shared: &Shared, jobs: &Sender<Job>, buffer: Buffer) {
+/// Has a worker encrypt a chunk that was sealed with a checksum. Under a rate limit, encrypts the chunk here and returns
+/// it: the workers wait for the limit, and have more reads to wait for, while the receiver may need this chunk first.
+pub fn encrypt(shared: &Shared, jobs: &Sender<Job>, mut buffer: Buffer) -> Option<(Buffer, ChunkHeader)> {
+    if !shared.pace.is_free() {
+        let header = shared.encrypt(&mut buffer);
+        return Some((buffer, header));
+    }
     if let Some(Parts::Tree(tree)) = &shared.source {
         // Workers that wait for the tree to have work may be waiting for the answer to the records in this chunk.
         tree.note_arrival();
     }
     let _ = jobs.send(Job::Encrypt(buffer));
+    None
 }
 
 struct Worker {
@@ -438,9 +452,7 @@ impl Worker {
         if let Some(Parts::Tree(tree)) = &self.shared.source {
             tree.note_taken();
         }
-        let mut header = ChunkHeader::decode(buffer.header()).expect("we encoded it");
-        header.sealed = true;
-        let header = self.shared.seal(header, &mut buffer);
+        let header = self.shared.encrypt(&mut buffer);
         Event::Sealed(buffer, header)
     }
 

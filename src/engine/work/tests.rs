@@ -39,11 +39,48 @@ fn a_chunk_is_encrypted_while_all_workers_wait() {
     let Ok(Event::Sealed(records, header)) = told.recv_timeout(LIMIT) else { panic!("no records") };
     assert!(!header.sealed);
     assert!(told.recv_timeout(Duration::from_millis(100)).is_err(), "nothing else is known to be needed");
-    encrypt(&shared, &jobs, records);
+    assert!(encrypt(&shared, &jobs, records).is_none(), "a worker does it");
     let Ok(Event::Sealed(_, header)) = told.recv_timeout(LIMIT) else { panic!("it waits as well") };
     assert!(header.sealed);
     let Some(Parts::Tree(source)) = &shared.source else { unreachable!("made so") };
     source.cancel();
+}
+
+/// Reads that wait for a rate limit hold up all workers, and many more reads may be in the queue.
+#[test]
+fn under_a_limit_a_chunk_is_encrypted_at_once() {
+    let keys = PayloadKeys::new(PayloadSecret::from_bytes([7; 32]), Accept::Checksummed);
+    let shared = Shared::new(keys, Compress::Off, Pace::new(Some(1)));
+    let (jobs, queue) = unbounded();
+    let (_pool, buffers) = Pool::new(1, NonZeroUsize::new(CHUNK).expect("some")).expect("a pool");
+    let mut buffer = buffers.into_iter().next().expect("one");
+    buffer.payload_mut()[..600].fill(7);
+    let part = Part { item: 0, sequence: 0, position: 0, length: 600, is_final: false };
+    shared.seal(header_of(&part, false), &mut buffer);
+    let Some((mut buffer, header)) = encrypt(&shared, &jobs, buffer) else { panic!("left to the workers") };
+    assert!(header.sealed && queue.is_empty() && buffer.payload()[..600] != [7; 600]);
+    assert!(Opener::default().open(&shared, &mut buffer) && buffer.payload()[..600] == [7; 600]);
+}
+
+#[test]
+fn under_a_low_limit_parts_are_short_and_records_whole() {
+    let directory = tempfile::tempdir().expect("a directory");
+    for number in 0..20 {
+        let link = directory.path().join(number.to_string());
+        std::os::unix::fs::symlink("x".repeat(1000), link).expect("a link");
+    }
+    let keys = PayloadKeys::new(PayloadSecret::from_bytes([7; 32]), Accept::Checksummed);
+    let mut shared = Shared::new(keys, Compress::Off, Pace::new(Some(40_000)));
+    assert_eq!(shared.part_bytes(), 4096);
+    let root = Root::new(directory.path(), "tree");
+    let source = TreeSource::new(vec![root], shared.part_bytes(), TreeOptions::default(), Arc::default());
+    shared.source = Some(Parts::Tree(Box::new(source.expect("a source"))));
+    let (events, told) = unbounded();
+    let jobs = start(&Arc::new(shared), &events).expect("workers");
+    let (_pool, buffers) = Pool::new(1, NonZeroUsize::new(CHUNK).expect("some")).expect("a pool");
+    jobs.send(Job::Read(buffers.into_iter().next().expect("one"), false)).expect("workers");
+    let Ok(Event::Sealed(_, header)) = told.recv_timeout(LIMIT) else { panic!("no records") };
+    assert!((4096..4096 + 1200).contains(&header.plain_bytes), "{header:?}");
 }
 
 /// On a slow line parts are shorter, but a message that does not fit would lose its end.

@@ -29,6 +29,10 @@ const SHORT_INTERVAL: Duration = Duration::from_millis(200);
 /// chunks in it, so one chunk more or less would look like a gain.
 const SHORT_INTERVAL_BYTES: u64 = 32 << 20;
 
+/// Minimum number of bytes in an interval that says something of the line at a receiver, which does not know whether
+/// there is anything to send. Heartbeats and handshakes move less, and more lanes move more of them.
+pub(crate) const INFORMATIVE_BYTES: u64 = 4 << 10;
+
 /// Minimum number of intervals of a trial of more rails, unless the trial has already shown that they carry more. The
 /// data of new rails comes through a chunk at a time, and until their first chunk has arrived, the chunks behind it
 /// wait.
@@ -207,8 +211,8 @@ impl LaneGrowth {
 
     /// Handles the passing of time. `bytes` is the number of bytes that have come through since the session began.
     /// `limits`: the line limits throughput. `queues`: round trips are longer than necessary, so data is queued on the
-    /// way.
-    pub(crate) fn note(&mut self, now: Duration, bytes: u64, limits: bool, queues: bool) {
+    /// way. An interval with fewer than `least` bytes says nothing.
+    pub(crate) fn note(&mut self, now: Duration, bytes: u64, [limits, queues]: [bool; 2], least: u64) {
         self.was_idle |= !limits;
         if queues && self.is_long {
             self.full_until = now + FULL_INTERVALS * self.interval;
@@ -220,7 +224,7 @@ impl LaneGrowth {
         }
         let rate = moved as f64 / took.as_secs_f64();
         (self.began, self.bytes_at) = (now, bytes);
-        if std::mem::take(&mut self.was_idle) {
+        if std::mem::take(&mut self.was_idle) || moved < least {
             // This interval gave no information. A trial continues once there is data to carry, if that is soon: too
             // many lanes may themselves be the reason why the receiver holds all that it can.
             self.last = None;
@@ -428,7 +432,7 @@ mod tests {
             if now >= 10.0 && change.is_none_or(|(at, _)| now < at || now >= at + 15.0) {
                 (late, best) = (late + carried, best + top);
             }
-            growth.note(Duration::from_secs_f64(now + step), bytes as u64, true, rate > 1.1 * capacity);
+            growth.note(Duration::from_secs_f64(now + step), bytes as u64, [true, rate > 1.1 * capacity], 0);
             lanes.push(growth.lanes());
         }
         (late / best, lanes)
@@ -437,6 +441,16 @@ mod tests {
     fn random(seed: &mut u64) -> f64 {
         *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (*seed >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// On a line of 64 kbit/s each lane more only delays the others.
+    #[test]
+    fn a_slow_line_gets_few_lanes() {
+        let mut growth = LaneGrowth::new(6, 16, 2, Duration::from_millis(100), Duration::ZERO, 0).expect("long");
+        for tick in 1..1200_u32 {
+            growth.note(tick * Duration::from_millis(100), u64::from(tick) * 800, [true, true], 0);
+        }
+        assert_eq!(growth.lanes(), 2);
     }
 
     #[test]
@@ -506,7 +520,7 @@ mod tests {
         assert!(LaneGrowth::new(16, 16, 64, Duration::from_secs(1), Duration::ZERO, 0).is_none());
         for mut growth in [new(2, 10).expect("long"), new(16, 0).expect("processors left over")] {
             for tick in 1..600_u32 {
-                growth.note(tick * Duration::from_millis(100), u64::from(tick) << 20, tick % 2 != 0, false);
+                growth.note(tick * Duration::from_millis(100), u64::from(tick) << 20, [tick % 2 != 0, false], 0);
             }
             assert_eq!(growth.lanes(), 2, "a source that pauses says nothing of the line");
         }

@@ -140,6 +140,8 @@ pub(crate) struct Lanes {
     /// lost.
     replays: Option<(Duration, u32)>,
     lost_told: bool,
+    /// Whether the outcome is settled, so that another loss of the link is no news.
+    pub(crate) is_settled: bool,
     had_payload_lane: bool,
     /// Bits of the lanes on which PAUSE was the peer's last frame: the peer said that it is about to be stopped.
     paused: u32,
@@ -179,6 +181,7 @@ impl Lanes {
             carried: 0,
             replays: None,
             lost_told: false,
+            is_settled: false,
             had_payload_lane: false,
             paused: 0,
             last_timeout: Duration::ZERO,
@@ -587,7 +590,7 @@ impl Lanes {
                 self.rails.iter_mut().for_each(|rails| rails.hurry(now));
             }
             (false, Some(since)) => {
-                let due = self.had_payload_lane && now.saturating_sub(since) >= LOST_TOLD_AFTER;
+                let due = self.had_payload_lane && !self.is_settled && now.saturating_sub(since) >= LOST_TOLD_AFTER;
                 if due && !self.lost_told {
                     self.lost_told = true;
                     self.actions.push_back(Action::Notice(Notice::LinkLost));

@@ -43,7 +43,7 @@ pub use sender::Sender;
 pub use ways::LaneState;
 
 pub use growth::LONG_LINE;
-use growth::PoolLimit;
+use growth::{INFORMATIVE_BYTES, PoolLimit};
 use lanes::Lanes;
 
 /// Number of a buffer in the engine's pool.
@@ -197,7 +197,7 @@ pub enum Action {
     Answer(Vec<u8>),
     /// Receiver: finish the sink, because everything has arrived; answer with `handle_committed`.
     Commit,
-    /// Tell the user about a change.
+    /// Tell the user about a change. Not emitted once the outcome is settled.
     Notice(Notice),
     /// End the session. Always the last action.
     End(Outcome),
@@ -318,6 +318,14 @@ pub trait Machine {
             // These actions come from events handled after the end, or in the same batch.
             core.lanes.actions.clear();
         }
+        while core.lanes.actions.front().is_some_and(|action| match action {
+            // The end of a loss that was reported.
+            Action::Notice(Notice::LinkRestored) => core.is_ending(),
+            Action::Notice(_) => core.is_ending() || core.linger_until.is_some(),
+            _ => false,
+        }) {
+            core.lanes.actions.pop_front();
+        }
         let action = core.lanes.actions.pop_front();
         core.end_polled |= matches!(action, Some(Action::End(_)));
         action
@@ -326,9 +334,8 @@ pub trait Machine {
     /// Handles a lane that could not be connected.
     fn handle_dial_failed(&mut self, lane: LaneId, now: Duration) {
         let core = self.core();
-        if core.lanes.dial_failed(lane, now) && !core.is_ending() {
-            core.broadcast(&Frame::Abort(Cause::NoRdma), now);
-            core.end(Outcome::NoRdma);
+        if core.lanes.dial_failed(lane, now) {
+            core.abort(Cause::NoRdma, now);
         }
     }
 
@@ -563,6 +570,11 @@ impl Core {
     pub(crate) fn end(&mut self, outcome: Outcome) {
         if !self.ended {
             self.ended = true;
+            let outcome = match outcome {
+                // The same at both ends, whichever has found it.
+                Outcome::Aborted(Cause::NoRdma) | Outcome::PeerAborted(Cause::NoRdma) => Outcome::NoRdma,
+                other => other,
+            };
             self.lanes.actions.push_back(Action::End(outcome));
         }
     }
@@ -573,7 +585,9 @@ impl Core {
         self.pool.note(now, self.counters.chunks, limits && self.pool_shrinks);
         let queues = self.round_trips.is_some_and(|(shortest, last)| last > shortest + shortest / 4 + QUEUE_MIN);
         let limits = [limits && !self.pool.is_tight(), keeps_busy];
-        self.lanes.fit(self.counters.bytes, limits, queues, now);
+        // A receiver cannot tell a source that has nothing from a line that lets nothing more through.
+        let least = if self.pool_shrinks { 0 } else { INFORMATIVE_BYTES };
+        self.lanes.fit(self.counters.bytes, limits, queues, least, now);
     }
 
     fn corrupt(&mut self, lane: LaneId, now: Duration) {
@@ -712,8 +726,6 @@ impl Core {
                     self.end(Outcome::Aborted(ours));
                 } else if self.linger_until.is_some() {
                     self.end(Outcome::Done);
-                } else if cause == Cause::NoRdma {
-                    self.end(Outcome::NoRdma);
                 } else {
                     self.end(Outcome::PeerAborted(cause));
                 }

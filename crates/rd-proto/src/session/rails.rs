@@ -193,11 +193,11 @@ impl Rails {
     }
 
     /// Adapts the number of rails to what they carry. Returns whether the number has changed. `limits`: the line limits
-    /// throughput.
-    pub(crate) fn fit(&mut self, bytes: u64, limits: bool, now: Duration) -> bool {
+    /// throughput. An interval with fewer than `least` bytes says nothing.
+    pub(crate) fn fit(&mut self, bytes: u64, limits: bool, least: u64, now: Duration) -> bool {
         let Some(growth) = &mut self.growth else { return false };
         let before = growth.lanes();
-        growth.note(now, bytes, limits, false);
+        growth.note(now, bytes, [limits, false], least);
         if growth.is_trying() {
             self.untried_until = None;
         }
@@ -267,7 +267,7 @@ mod tests {
             let used = (0..rates.len() as u8).filter(|&rail| rails.may_have(rail, 0, now));
             let rate: f64 = used.map(|rail| rates[usize::from(rail)]).sum();
             bytes += rate.min(ceiling) * (1.0 + 0.04 * (random(seed) - 0.5)) / 10.0;
-            rails.fit(bytes as u64, limits, now);
+            rails.fit(bytes as u64, limits, 0, now);
         }
         rails.wanted()
     }
@@ -309,7 +309,7 @@ mod tests {
                 let comes = if is_held_up { 0.35 * rate / 10.0 } else { held.min(rate) };
                 bytes += comes;
                 held -= comes;
-                rails.fit(bytes as u64, true, tick * TICK);
+                rails.fit(bytes as u64, true, 0, tick * TICK);
             }
             assert_eq!(rails.wanted(), 2, "RD_SEED={seed}: {rate} B/s, held up for {held_up} ticks");
         }
@@ -322,13 +322,13 @@ mod tests {
         while !rails.is_trying() {
             assert!(rails.are_untried(now), "{now:?}");
             now += TICK;
-            rails.fit(now.as_millis() as u64 * 10_000, true, now);
+            rails.fit(now.as_millis() as u64 * 10_000, true, 0, now);
         }
         assert!(!rails.are_untried(now) && now < FIRST_TRIAL_MAX, "{now:?}");
         // A source that pauses in every interval gives no information.
         let mut rails = Rails::found(Path::Tcp, 2, Duration::from_millis(1), Duration::ZERO, 0);
         for tick in 1..100 {
-            rails.fit(u64::from(tick) * 10_000, tick % 3 > 0, tick * TICK);
+            rails.fit(u64::from(tick) * 10_000, tick % 3 > 0, 0, tick * TICK);
         }
         assert!(!rails.is_trying() && rails.are_untried(FIRST_TRIAL_MAX - TICK) && !rails.are_untried(FIRST_TRIAL_MAX));
         assert!(

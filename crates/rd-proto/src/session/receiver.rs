@@ -307,6 +307,7 @@ impl Receiver {
             return;
         }
         self.core.linger_until = Some(now + self.core.agreed.reconnect.max(LINGER_MIN));
+        self.core.lanes.is_settled = true;
         self.core.counters.unmade = failed;
         let answer = self.finished();
         self.core.broadcast(&answer, now);

@@ -184,6 +184,8 @@ enum Life {
 #[derive(Debug)]
 struct Side {
     life: Life,
+    /// When the end learned of the lane.
+    up_at: Option<u64>,
     closing: bool,
     /// Buffers in order: those being sent at the sender, those posted at the receiver.
     held: VecDeque<BufferId>,
@@ -299,6 +301,8 @@ struct Simulation {
     /// How often the list of endpoints has changed at the listening end, and as received by the other end.
     endpoints: [usize; 2],
     stranded: bool,
+    /// When the connecting end gave up because it found no RDMA.
+    no_rdma_at: Option<u64>,
     corrupt_left: u32,
     corrupt_asked: u32,
     corrupt_permille: u64,
@@ -388,6 +392,7 @@ impl Simulation {
             waiting_dials: Vec::new(),
             endpoints: [0; 2],
             stranded: false,
+            no_rdma_at: None,
             corrupt_left: 0,
             corrupt_asked: luck.pick(&[0, 0, 0, 1, 4]),
             corrupt_permille: 5,

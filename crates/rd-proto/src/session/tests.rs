@@ -11,6 +11,8 @@ const POLICIES: [Policy; 4] = [Policy::Auto, Policy::Rdma, Policy::PreferRdma, P
 const ENCRYPTS: [Encrypt; 3] = [Encrypt::Auto, Encrypt::Always, Encrypt::Never];
 
 mod damage;
+mod ending;
+mod idle;
 mod pause;
 mod switch;
 mod vain;

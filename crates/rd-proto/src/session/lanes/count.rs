@@ -89,13 +89,13 @@ impl Lanes {
     }
 
     /// Adapts the number of rails to what they carry and, if payload goes by TCP, the number of lanes to the line.
-    pub(crate) fn fit(&mut self, taken: u64, [limits, keeps_busy]: [bool; 2], queues: bool, now: Duration) {
+    pub(crate) fn fit(&mut self, taken: u64, [limits, keeps_busy]: [bool; 2], queues: bool, least: u64, now: Duration) {
         let Some(path) = self.path else { return };
         let bytes = self.carried_bytes(taken);
         // Rails and lanes are tried one at a time; otherwise neither trial would show what it carries.
         if path == Path::Tcp && self.growth.as_ref().is_some_and(LaneGrowth::is_trying) {
             self.rails_of_mut(path).pause();
-        } else if self.rails_of_mut(path).fit(bytes, keeps_busy, now) {
+        } else if self.rails_of_mut(path).fit(bytes, keeps_busy, least, now) {
             self.keep_lanes(path, now);
         }
         let rails = &self.rails[path as usize];
@@ -108,7 +108,7 @@ impl Lanes {
         // On a short line little is ever on the way. The line limits throughput if the lanes always have something to
         // send.
         let limits = if growth.is_long() { limits } else { keeps_busy };
-        growth.note(now, bytes, limits, queues);
+        growth.note(now, bytes, [limits, queues], least);
         let lanes = growth.lanes();
         self.keep_tcp_lanes(lanes, now);
     }

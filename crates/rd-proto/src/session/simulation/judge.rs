@@ -47,14 +47,20 @@ impl Simulation {
             Weather::Calm | Weather::Rough if !gave_up => {
                 if [&sent, &received].contains(&&Some(Outcome::NoRdma)) {
                     assert!(self.agreed.policy == Policy::Rdma && self.weather == Weather::Rough);
-                    let told = [sent, received];
-                    // The ABORT that says so may be lost; it is not repeated.
-                    let fits = |outcome| matches!(outcome, &Some(Outcome::NoRdma | Outcome::LinkLost { .. }));
-                    assert!(told.iter().all(fits), "{told:?}");
-                    let first = &self.lanes[&(0, 0)];
-                    let heard = !first.cut && first.stalled_until == 0 && self.corrupt_left == self.corrupt_asked;
-                    if heard && !self.ends.iter().any(|end| end.was_stopped) {
-                        assert_eq!(told, [Some(Outcome::NoRdma), Some(Outcome::NoRdma)]);
+                    let (ours, theirs) = (outcome(self.connector), outcome(1 - self.connector));
+                    assert_eq!(ours, Some(Outcome::NoRdma));
+                    if theirs != Some(Outcome::NoRdma) {
+                        assert!(matches!(theirs, Some(Outcome::LinkLost { .. })), "{theirs:?}");
+                        // ABORT was lost with each lane that was up until the wait for an answer was over.
+                        let until = self.no_rdma_at.expect("it gave up") + ABORT_WAIT.as_nanos() as u64;
+                        assert!(self.ends[self.connector].ended.as_ref().is_some_and(|(_, ended)| *ended >= until));
+                        let carries = |lane: &SimLane| {
+                            let up_at = lane.sides[self.connector].up_at;
+                            !lane.cut && lane.stalled_until == 0 && up_at.is_some_and(|up_at| up_at + MS <= until)
+                        };
+                        let was_stopped = self.ends.iter().any(|end| end.was_stopped);
+                        let is_excused = was_stopped || self.corrupt_left < self.corrupt_asked;
+                        assert!(is_excused || !self.lanes.values().any(carries), "the other end was not told");
                     }
                     return;
                 }

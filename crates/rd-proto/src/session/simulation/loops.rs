@@ -8,6 +8,7 @@ impl Simulation {
             let now = self.now;
             let side = &mut self.lane(id).sides[end];
             side.life = Life::Up;
+            side.up_at = Some(now);
             side.heard = now;
         }
         if !self.ends[end].running() {
@@ -105,7 +106,13 @@ impl Simulation {
         let now = self.time();
         match event {
             In::LaneUp(id) => self.machine(end).handle_lane_up(id, now),
-            In::DialFailed(id) => self.machine(end).handle_dial_failed(id, now),
+            In::DialFailed(id) => {
+                let was_ending = self.machine(end).core_ref().is_ending();
+                self.machine(end).handle_dial_failed(id, now);
+                if !was_ending && self.machine(end).core_ref().is_ending() {
+                    self.no_rdma_at = Some(self.now);
+                }
+            }
             In::Control(id, frame) => {
                 if let Err(violation) = self.machine(end).handle_frame(id, frame.clone(), now) {
                     panic!("end {end} refuses {frame:?} on {id:?}: {violation}; {}", self.describe());

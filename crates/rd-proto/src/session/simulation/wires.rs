@@ -7,6 +7,7 @@ impl Simulation {
     pub(super) fn open_lane(&mut self, id: LaneId, half: bool) {
         let side = |heard| Side {
             life: Life::Coming,
+            up_at: None,
             closing: false,
             held: VecDeque::new(),
             heard,

@@ -630,6 +630,27 @@ fn a_shell_that_refuses_the_login_says_why() {
     );
 }
 
+/// `RequestTTY force` in ssh's configuration, or in what `--rsh` names. The agent's bytes would act as keys there.
+#[test]
+fn nothing_is_sent_to_a_terminal() {
+    let far = Far::with("exec script -qec \"$last\" /dev/null", "");
+    for is_installed in [false, true] {
+        if is_installed {
+            symlink(AGENT, far.join("bin/rdma-pipe-agent")).expect("a link");
+        }
+        far.refuses(&["an agent on far would have a terminal as its input; see RequestTTY"]);
+        assert!(far.launches().len() == 1 && !far.cache().exists());
+        let mut command = rdsh();
+        command.arg("--rsh").arg(far.join("ssh")).args(["far", "tty; exit 5"]).current_dir(far.0.path());
+        let mut process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()));
+        let output = drain(process.stdout());
+        assert_eq!(process.wait().expect(5).stderr, "");
+        let output = output.join().expect("no panic");
+        assert!(output.starts_with(b"/dev/pts/"), "{}", String::from_utf8_lossy(&output));
+        assert_eq!(far.launches().len(), 2, "the agent, then the command");
+    }
+}
+
 #[test]
 fn a_directory_of_the_programs_name_makes_way() {
     let far = Far::new();

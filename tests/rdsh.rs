@@ -20,8 +20,26 @@ impl Lab {
     /// Prepares rdsh with these arguments and with its input and output piped.
     fn rdsh_by<S: AsRef<OsStr>>(&self, launcher: &str, arguments: &[S]) -> Command {
         let mut command = self.command(rdsh(), launcher, AGENT);
-        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).env("SHELL", "/bin/sh");
+        // No login: the shell is `sh`.
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).env_remove("SHELL");
         command
+    }
+
+    /// Prepares a shell's command line that runs on a terminal of its own, which script(1) makes.
+    fn at_terminal(&self, line: &str) -> Command {
+        let mut command = Command::new("script");
+        command.args(["-qefc", line, "/dev/null"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.current_dir(self.0.path()).env("HOME", self.join("home")).env(MARK, self.0.path());
+        command.env("XDG_RUNTIME_DIR", self.join("home")).env_remove("SHELL");
+        command
+    }
+
+    fn await_file(&self, name: &str) {
+        let until = Instant::now() + PATIENCE;
+        while !self.join(name).exists() {
+            assert!(Instant::now() < until, "no {name}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     fn start<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Process {
@@ -97,6 +115,23 @@ fn input_output_error_and_exit_code() {
     let (ended, _) = lab.call(&["h", "no-such-command-here"], b"");
     assert!(ended.expect(127).stderr.contains("not found"), "{}", ended.stderr);
     none_marked(lab.0.path(), GONE);
+}
+
+/// The login's own files may have set `SHELL` to another one. Where it is not set, there was no login.
+#[test]
+fn the_command_is_read_by_the_shell_of_the_user_database() {
+    let user = rustix::process::geteuid().as_raw().to_string();
+    let entry = Command::new("getent").args(["passwd", &user]).output().map_or(Vec::new(), |output| output.stdout);
+    let entry = text(&entry);
+    let Some(shell) = entry.trim_end().rsplit([':', '/']).next().filter(|shell| !shell.is_empty()) else {
+        return not_run("the user has no entry with a shell");
+    };
+    let lab = Lab::new();
+    for (told, shell) in [(Some("/bin/false"), shell), (None, "sh")] {
+        let mut command = lab.rdsh_by("rsh", &["h", "echo $0"]);
+        let (ended, got) = finish(Process::spawn(command.envs(told.map(|told| ("SHELL", told)))), b"");
+        assert_eq!((ended.expect(0).stderr.as_str(), text(&got)), ("", format!("{shell}\n")));
+    }
 }
 
 /// If part of a stream were sent only after a pause of a millisecond, no round trip would take less than two. Only the
@@ -269,6 +304,75 @@ fn what_refuses_the_agent_is_left_to_ssh() {
     copy.arg("h:/etc/hostname").arg(lab.join("copy"));
     let ended = Process::spawn(copy.stdin(Stdio::null())).wait();
     ended.expect(3).one_line("rdcp", &["no agent answered on h: bound ended with exit code 128"]);
+}
+
+/// `StdinNull` in ssh's configuration ends the agent's input at once. A line that is lost then has not ended the agent.
+#[test]
+fn an_agent_without_input_is_left_to_ssh() {
+    for (ends, code, output, launches) in [("exit $?", 0, "end\n", 2), ("exit 255", 255, "", 1)] {
+        let lab = Lab::new();
+        lab.script("null", &format!("sh -c \"$2\" </dev/null; case $2 in *rdma-pipe-agent*) {ends};; esac"));
+        let (ended, got) = finish(Process::spawn(&mut lab.rdsh_by("null", &["h", "cat; echo end"])), b"data");
+        assert_eq!((ended.code, text(&got), lab.launches().len()), (code, output.to_owned(), launches), "{ends}");
+        none_marked(lab.0.path(), GONE);
+    }
+}
+
+/// `RequestTTY` in ssh's configuration: ssh gives a terminal to a command that is run at one. It says that an agent gets
+/// none.
+#[test]
+fn a_terminal_that_the_configuration_asks_for_is_left_to_ssh() {
+    let lab = Lab::new();
+    let says = "echo 'Pseudo-terminal will not be allocated because stdin is not a terminal.' >&2";
+    let skip = "while [ $1 != h ]; do shift; done";
+    lab.script("ssh", &format!("case $* in *rdma-pipe-agent*) {says};; esac; {skip}; exec sh -c \"$2\""));
+    let rdsh = format!("{PROGRAM} rdsh --rsh {} --agent {AGENT} -v h tty", lab.join("ssh").display());
+    let (ended, shown) = finish(Process::spawn(&mut lab.at_terminal(&rdsh)), b"");
+    let shown = text(&shown);
+    ended.expect(0);
+    assert!(shown.contains("left to ") && shown.contains("asks for a terminal"), "{shown}");
+    assert!(shown.contains("\n/dev/pts/") && !shown.contains("Pseudo-terminal"), "{shown}");
+    // With the output elsewhere, a terminal would change its bytes, and in the background it would stop ssh.
+    for line in [format!("{rdsh} >got; code=$?; cat got; exit $code"), format!("set -m; {rdsh} & wait $!")] {
+        fs::remove_file(lab.join("noted")).expect("ours");
+        let (ended, shown) = finish(Process::spawn(&mut lab.at_terminal(&line)), b"");
+        let shown = text(&shown);
+        ended.expect(1);
+        assert!(shown.contains("not a tty\r\n") && !shown.contains("left to "), "{line}: {shown}");
+        let noted = fs::read_to_string(lab.join("noted")).expect("the launcher's notes");
+        assert_eq!(noted.matches('\n').count(), 1, "{line}: {noted}");
+    }
+    // ssh would give none either.
+    let (ended, got) = finish(Process::spawn(&mut lab.rdsh_by("ssh", &["h", "tty"])), b"");
+    assert_eq!((ended.expect(1).stderr.as_str(), text(&got).as_str()), ("", "not a tty\n"));
+}
+
+/// In the background. A read would stop the job, or fail if no shell is left that could continue it.
+#[test]
+fn what_is_typed_for_another_job_is_not_read() {
+    for begin in ["set -m; sh job &", "bash -c 'set -m; sh job &'"] {
+        let lab = Lab::new();
+        let await_file = |name: &str| format!("until [ -e {} ]; do sleep 0.02; done", lab.join(name).display());
+        let run = format!(": >{}; {}; echo mine", lab.join("on").display(), await_file("typed"));
+        lab.0.file("job", format!("{} h '{run}'; echo \"code $?\"; : >over\n", lab.as_ssh()).as_bytes());
+        let read = "read -r line; echo \"got $line\"";
+        let shell = format!("{begin}\n{}\n{read}\n{}\n", await_file("typed"), await_file("over"));
+        lab.0.file("shell", shell.as_bytes());
+        let mut process = Process::spawn(&mut lab.at_terminal("bash shell"));
+        let (mut keyboard, screen) = (process.stdin(), drain(process.stdout()));
+        lab.await_file("on");
+        keyboard.write_all(b"for the shell\n").expect("a terminal");
+        // A job that reads it has done so by then.
+        std::thread::sleep(Duration::from_millis(500));
+        lab.0.file("typed", b"");
+        process.wait().expect(0);
+        let shown = text(&screen.join().expect("no panic"));
+        for part in ["mine\r\n", "code 0\r\n", "got for the shell\r\n"] {
+            assert!(shown.contains(part), "{begin}: {shown}");
+        }
+        drop(keyboard);
+        none_marked(lab.0.path(), GONE);
+    }
 }
 
 /// Whatever ends first, the command does not see the end of its input before it is ended itself.
@@ -455,6 +559,23 @@ fn the_way_is_told() {
         ended.expect(0).one_line("rdsh", &["h -> ", "tcp ", " lanes, ", "encrypted"]);
         let words = fs::read_to_string(&words).expect("its words");
         assert_eq!(words.split(' ').filter(|word| *word == "-v").count(), given, "{words}");
+    }
+}
+
+/// Otherwise ssh would give up the host, and with it the agent, although the sessions still wait for their link.
+#[test]
+fn ssh_waits_as_long_as_the_sessions() {
+    let lab = Lab::new();
+    let words = lab.join("words");
+    let keep = format!("echo \"$*\" >'{}'", words.display());
+    lab.script("ssh", &format!("{keep}\nwhile [ $1 != h ]; do shift; done\nexec sh -c \"$2\""));
+    let copied = ["h:/etc/hostname", "copy"];
+    for (program, arguments) in [(rdsh(), &["h", "true"][..]), (rdpipe(), &["h:true"]), (rdcp(), &copied)] {
+        let mut command = lab.command(program, "ssh", AGENT);
+        command.args(["--reconnect", "300"]).args(arguments).stdin(Stdio::null()).stdout(Stdio::null());
+        Process::spawn(&mut command).wait().expect(0);
+        let words = fs::read_to_string(&words).expect("its words");
+        assert!(words.contains("ServerAliveInterval=15 -o ServerAliveCountMax=21 "), "{arguments:?}: {words}");
     }
 }
 

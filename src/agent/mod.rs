@@ -2,6 +2,7 @@
 //! that caller and agent behave alike wherever they run.
 
 use std::collections::HashMap;
+use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -14,6 +15,7 @@ use crate::control::stages::{Share, Stages};
 use crate::control::tunnel::Emit;
 use crate::engine::work;
 use crate::fault::{Exit, printable};
+use crate::fs::accounts;
 
 mod broadcast;
 mod check;
@@ -44,6 +46,19 @@ const ALONE_MAX: Duration = Duration::from_secs(60);
 
 /// How long a search keeps back what it has found.
 const FOUND_EVERY: Duration = Duration::from_secs(1);
+
+/// The words by which a stage asks for the login's own shell, as sshd starts it. The last stands for the shell's path,
+/// which the agent puts in its place if it can find out. If the shell can be found by its bare name, it is started by
+/// that name, which it then prints in front of its error messages.
+///
+/// Agents of other releases know these words: do not change them within a major version.
+pub(crate) const LOGIN_SHELL: [&str; 4] = [
+    "sh",
+    "-c",
+    "s=$0; [ \"$s\" = sh ] && s=${SHELL:-sh}; \
+     [ \"$(command -v \"${s##*/}\")\" -ef \"$s\" ] && s=${s##*/}; exec \"$s\" \"$@\"",
+    "sh",
+];
 
 /// Called by any thread. Must not wait.
 pub(crate) type Ended = Arc<dyn Fn() + Send + Sync>;
@@ -159,8 +174,13 @@ impl Agent {
                 }
             }
             Message::TellChanges => self.watching.iter().for_each(Watching::ask),
-            Message::Stage(stage) => {
+            Message::Stage(mut stage) => {
                 self.begun += 1;
+                if stage.shell.iter().map(|word| &word[..]).eq(LOGIN_SHELL.map(str::as_bytes))
+                    && let Some(shell) = accounts::own_shell()
+                {
+                    stage.shell[LOGIN_SHELL.len() - 1] = shell.into_vec().into();
+                }
                 self.stages.take(*stage);
             }
             Message::StartStages => {
@@ -260,6 +280,7 @@ impl Agent {
 
     /// Ends everything: the sessions as by this signal, then the stages. Waits a while until all have ended.
     pub(crate) fn stop(&mut self, number: u8) {
+        self.stages.fall_silent();
         self.stop_node(number);
         self.stop_some(number, |_| true);
         self.stages.end();

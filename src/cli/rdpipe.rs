@@ -182,7 +182,8 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
     }
     let hosts = specs.iter().map(|spec| &*spec.host);
     let setup = arguments.hosts.setup("rdpipe", hosts, arguments.report.quiet, arguments.dry_run)?;
-    let setup = Setup { name: arguments.name, ..setup };
+    let mut setup = Setup { name: arguments.name, ..setup };
+    setup.launcher.patience_s = transfer.reconnect;
     let plan = Plan {
         specs,
         parts,

@@ -121,8 +121,9 @@ pub(super) fn as_ssh(failure: Failure) -> Failure {
 fn call(arguments: ShellArguments) -> Result<(), Failure> {
     check_rails(&arguments.transfer.rails, true)?;
     let rsh = arguments.rsh();
-    let launcher = Launcher::new(&rsh, arguments.ssh.for_launcher())
+    let mut launcher = Launcher::new(&rsh, arguments.ssh.for_launcher())
         .map_err(|reason| Exit::Usage.with(format!("the command of --rsh {reason}")))?;
+    launcher.patience_s = arguments.transfer.reconnect;
     // Further words of the command may contain a password.
     let program = escaped(launcher.program());
     if launcher.name() == "rdsh" {
@@ -158,7 +159,7 @@ fn call(arguments: ShellArguments) -> Result<(), Failure> {
             match shell::run(call)? {
                 Ran::Ended(0) => return Ok(()),
                 Ran::Ended(code) => return Err(Failure::silent(Exit::Stage(code))),
-                Ran::NoAgent(failure) => &failure.message.unwrap_or_default(),
+                Ran::LeftToSsh(failure) => &failure.message.unwrap_or_default(),
             }
         }
     };

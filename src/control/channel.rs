@@ -22,8 +22,10 @@ pub const STATES_WAITING_MAX: usize = 1024;
 /// An agent that has had nothing to send for this long sends STILL_HERE.
 pub const BEAT: Duration = Duration::from_secs(15);
 
-/// How many times in a row [`Heeded`] waits in vain for [`LISTEN`]: four beats in all.
-const LISTENS_MAX: u32 = 12;
+/// How many times in a row [`Heeded`] waits in vain for [`LISTEN`]: at least for four beats in all, and for two beats
+/// more than sessions wait for a lost link.
+const LISTENS_MIN: u32 = 12;
+const LISTENS_MORE: u32 = 6;
 const LISTEN: Duration = Duration::from_secs(5);
 
 /// Why no more messages can be received.
@@ -177,30 +179,30 @@ impl Outbox {
 }
 
 /// The reading half of a channel to an agent. A read fails with [`std::io::ErrorKind::TimedOut`] if nothing comes for a
-/// minute from an agent that sends STILL_HERE. The time during which this process is itself stopped does not count,
-/// because only waits that have ended without a byte are counted.
+/// minute, or longer, from an agent that sends STILL_HERE. The time during which this process is itself stopped does
+/// not count, because only waits that have ended without a byte are counted.
 pub struct Heeded<R> {
     stream: R,
-    /// Whether the agent sends STILL_HERE.
-    beats: bool,
+    /// How many times in a row to wait in vain for an agent that sends STILL_HERE.
+    listens_max: Option<u32>,
     listen: Duration,
 }
 
 impl<R: Read + AsFd> Heeded<R> {
     /// Reads without a limit, until [`Heeded::expect_beats`].
     pub fn new(stream: R) -> Self {
-        Self { stream, beats: false, listen: LISTEN }
+        Self { stream, listens_max: None, listen: LISTEN }
     }
 
-    /// From now on, silence is an error.
-    pub fn expect_beats(&mut self) {
-        self.beats = true;
+    /// From now on, silence is an error. `patience_s`: how many seconds sessions wait for a lost link.
+    pub fn expect_beats(&mut self, patience_s: u32) {
+        self.listens_max = Some(LISTENS_MIN.max(patience_s / LISTEN.as_secs() as u32 + LISTENS_MORE));
     }
 
-    fn await_byte(&self) -> std::io::Result<()> {
+    fn await_byte(&self, listens_max: u32) -> std::io::Result<()> {
         let limit = Timespec::try_from(self.listen).expect("a few seconds");
         let mut in_vain = 0;
-        while in_vain < LISTENS_MAX {
+        while in_vain < listens_max {
             match poll(&mut [PollFd::new(&self.stream, PollFlags::IN)], Some(&limit)) {
                 Ok(0) => in_vain += 1,
                 Err(Errno::INTR) => {}
@@ -214,8 +216,8 @@ impl<R: Read + AsFd> Heeded<R> {
 
 impl<R: Read + AsFd> Read for Heeded<R> {
     fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
-        if self.beats {
-            self.await_byte()?;
+        if let Some(listens_max) = self.listens_max {
+            self.await_byte(listens_max)?;
         }
         self.stream.read(bytes)
     }
@@ -337,20 +339,23 @@ mod tests {
         let (read, write) = std::io::pipe().expect("a pipe");
         let outbox = Outbox::start(write, b"", Some(beat)).expect("a thread");
         let mut stream = Heeded { listen, ..Heeded::new(read) };
-        stream.expect_beats();
+        stream.expect_beats(0);
         for _ in 0..3 {
             assert_eq!(receive(&mut stream).expect("a beat"), Message::StillHere);
         }
         outbox.close();
         assert!(matches!(receive(&mut stream), Err(ChannelError::Closed)));
-        let (read, mut write) = std::io::pipe().expect("a pipe");
-        let mut stream = Heeded { listen, ..Heeded::new(read) };
-        stream.expect_beats();
-        // A part of a message is a sign of life too.
-        write.write_all(&[9, 0]).expect("a pipe");
-        let start = std::time::Instant::now();
-        assert!(matches!(receive(&mut stream), Err(ChannelError::Silent)));
-        assert!(start.elapsed() >= listen * LISTENS_MAX);
+        // Not before sessions give up a lost link.
+        for (patience_s, listens) in [(0, 12), (30, 12), (150, 36)] {
+            let (read, mut write) = std::io::pipe().expect("a pipe");
+            let mut stream = Heeded { listen, ..Heeded::new(read) };
+            stream.expect_beats(patience_s);
+            // A part of a message is a sign of life too.
+            write.write_all(&[9, 0]).expect("a pipe");
+            let start = std::time::Instant::now();
+            assert!(matches!(receive(&mut stream), Err(ChannelError::Silent)));
+            assert!(start.elapsed() >= listen * listens);
+        }
     }
 
     #[test]

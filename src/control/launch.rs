@@ -67,6 +67,9 @@ pub struct Launcher {
     /// The command and its first arguments, or a template of all words.
     words: Vec<OsString>,
     kind: Kind,
+    /// How many seconds sessions wait for a lost link. A host that is silent is not given up before, unless the user's
+    /// own options of ssh say so.
+    pub patience_s: u32,
 }
 
 impl Launcher {
@@ -77,7 +80,7 @@ impl Launcher {
     ///
     /// A sentence for the user if a quote is not closed or there is no word.
     pub fn new(command: &OsStr, options: Vec<OsString>) -> Result<Self, String> {
-        Ok(Self { words: words_of(command)?, kind: Kind::Shell { options, is_bare: false } })
+        Ok(Self { words: words_of(command)?, kind: Kind::Shell { options, is_bare: false }, patience_s: 0 })
     }
 
     /// Does the same for a launcher that starts only agents. A terminal, a command and forwardings in ssh's
@@ -87,12 +90,12 @@ impl Launcher {
     ///
     /// As [`Launcher::new`].
     pub fn bare(command: &OsStr, options: Vec<OsString>) -> Result<Self, String> {
-        Ok(Self { words: words_of(command)?, kind: Kind::Shell { options, is_bare: true } })
+        Ok(Self { words: words_of(command)?, kind: Kind::Shell { options, is_bare: true }, patience_s: 0 })
     }
 
     /// Creates a launcher that uses `srun` within a Slurm allocation.
     pub fn slurm() -> Self {
-        Self { words: SRUN.map(OsString::from).into(), kind: Kind::Slurm }
+        Self { words: SRUN.map(OsString::from).into(), kind: Kind::Slurm, patience_s: 0 }
     }
 
     /// Creates a launcher from a command in which `%h` stands for the host and `%c` for the command to run there.
@@ -102,7 +105,7 @@ impl Launcher {
     ///
     /// A sentence for the user if the template is not valid.
     pub fn template(template: &OsStr) -> Result<Self, String> {
-        Ok(Self { words: template_words(template)?, kind: Kind::Template })
+        Ok(Self { words: template_words(template)?, kind: Kind::Template, patience_s: 0 })
     }
 
     /// Returns the launcher's program, as it was given.
@@ -139,11 +142,17 @@ impl Launcher {
     pub fn start(&self, host: &OsStr, command: &OsStr) -> std::io::Result<Launched> {
         let words = self.words(host, command);
         let mut command_line = Command::new(&words[0]);
+        let is_in = |names: &[&str]| {
+            matches!(self.kind, Kind::Slurm) && names.iter().any(|name| std::env::var_os(name).is_some())
+        };
         // A step has what its job has of GPUs and other devices, unless the job has asked for a total that one node
         // lacks: then none.
-        let is_of_total =
-            matches!(self.kind, Kind::Slurm) && TOTAL_VARIABLES.iter().any(|name| std::env::var_os(name).is_some());
-        command_line.args(is_of_total.then_some("--gres=none"));
+        command_line.args(is_in(&TOTAL_VARIABLES).then_some("--gres=none"));
+        // A step that asks for memory, as by DefMemPerCPU, would have to wait for the share of another, in spite of
+        // --overlap. Outside a job, the variables are the person's request.
+        if is_in(&["SLURM_JOB_ID"]) {
+            command_line.arg("--mem=0").env_remove("SLURM_MEM_PER_CPU").env_remove("SLURM_MEM_PER_NODE");
+        }
         command_line.args(&words[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // srun never asks on the terminal. It need not be in the terminal's foreground, and an interrupt from the
         // terminal is not meant for it.
@@ -297,6 +306,11 @@ impl Process {
         self.complaints.pass_on(Passes::Questions);
     }
 
+    /// Reports whether ssh's configuration asks for a terminal, which it has not got, by what was passed on.
+    pub fn lacks_terminal(&self) -> bool {
+        crate::locked(&self.complaints.0).lacks_terminal
+    }
+
     /// Passes on its standard error from now on.
     pub fn release(&self) {
         self.complaints.pass_on(Passes::All);
@@ -337,6 +351,7 @@ struct Held {
     bytes: Vec<u8>,
     passes: Passes,
     is_over: bool,
+    lacks_terminal: bool,
     launcher: Launcher,
 }
 
@@ -350,7 +365,8 @@ enum Passes {
 
 impl Complaints {
     fn collect(mut stream: ChildStderr, launcher: Launcher) -> std::io::Result<Self> {
-        let held = Arc::new(Mutex::new(Held { bytes: Vec::new(), passes: Passes::Nothing, is_over: false, launcher }));
+        let (bytes, passes) = (Vec::new(), Passes::Nothing);
+        let held = Arc::new(Mutex::new(Held { bytes, passes, is_over: false, lacks_terminal: false, launcher }));
         let into = Arc::clone(&held);
         crate::spawn("launcher", 64 << 10, move || {
             let mut piece = [0; 4096];
@@ -398,6 +414,7 @@ impl Held {
         let (mut passed, mut kept) = (Vec::new(), Vec::new());
         for line in self.bytes.split_inclusive(|&byte| byte == b'\n') {
             let text = std::str::from_utf8(line).unwrap_or_default().trim_end();
+            self.lacks_terminal |= self.launcher.lacks_terminal(text);
             if self.passes == Passes::Questions && self.launcher.explains(text).is_some() {
                 kept.extend(line);
             } else if !self.launcher.is_noise(text) {
@@ -465,12 +482,18 @@ mod tests {
     fn ssh_is_to_notice_a_host_that_is_cut_off() {
         use std::io::Read;
         let scratch = tempfile::tempdir().expect("a directory");
-        for (name, expected) in
-            [("ssh", "-v -o ServerAliveInterval=15 -o ServerAliveCountMax=3 h a"), ("rsh", "-v h a")]
-        {
-            let path = scratch.path().join(name);
-            std::os::unix::fs::symlink("/bin/echo", &path).expect("a link");
-            let launcher = Launcher::new(path.as_os_str(), vec!["-v".into()]).expect("words");
+        for name in ["ssh", "rsh"] {
+            std::os::unix::fs::symlink("/bin/echo", scratch.path().join(name)).expect("a link");
+        }
+        // Not before sessions give up a lost link.
+        for (name, patience_s, expected) in [
+            ("ssh", 0, "-v -o ServerAliveInterval=15 -o ServerAliveCountMax=3 h a"),
+            ("ssh", 30, "-v -o ServerAliveInterval=15 -o ServerAliveCountMax=3 h a"),
+            ("ssh", 300, "-v -o ServerAliveInterval=15 -o ServerAliveCountMax=21 h a"),
+            ("rsh", 300, "-v h a"),
+        ] {
+            let launcher = Launcher::new(scratch.path().join(name).as_os_str(), vec!["-v".into()]).expect("words");
+            let launcher = Launcher { patience_s, ..launcher };
             let mut launched = launcher.start(OsStr::new("h"), OsStr::new("a")).expect("echo");
             let mut said = String::new();
             launched.stdout.read_to_string(&mut said).expect("its words");

@@ -88,6 +88,8 @@ pub struct Stages {
     /// Whether standard error of the stages goes to the caller. Otherwise it is that of this process.
     tells_stderr: bool,
     held: HashMap<u32, Held>,
+    /// Whether the ends of stages are no longer reported.
+    is_silent: Arc<AtomicBool>,
 }
 
 struct Held {
@@ -102,7 +104,7 @@ impl Stages {
     /// Creates an empty set. `emit` takes the reports of stages. If standard error of the stages goes to the caller,
     /// `emit` may wait for its reader.
     pub fn new(emit: Emit, is_agent: bool, tells_stderr: bool) -> Self {
-        Self { emit, is_agent, tells_stderr, held: HashMap::new() }
+        Self { emit, is_agent, tells_stderr, held: HashMap::new(), is_silent: Arc::default() }
     }
 
     /// Takes a stage without starting it. A stage that an agent cannot have is answered with its end.
@@ -160,6 +162,7 @@ impl Stages {
                 outlet: held.outlet.take(),
                 left: None,
                 cut: Arc::clone(&held.cut),
+                is_silent: Arc::clone(&self.is_silent),
                 guard: Arc::clone(&held.guard),
                 stage,
             };
@@ -180,6 +183,12 @@ impl Stages {
         if let Some(guard) = &*crate::locked(&held.guard) {
             guard.signal(signal);
         }
+    }
+
+    /// From now on, the end of a stage is not reported: a stage that ends because its agent does has not failed. The
+    /// caller notices that the agent goes.
+    pub fn fall_silent(&self) {
+        self.is_silent.store(true, Ordering::Release);
     }
 
     /// Ends everything. Processes that an ended stage has left running get a little time. This call does not wait for
@@ -209,6 +218,7 @@ struct Run {
     /// Standard error of a command that has ended. A process that the command has left running still has it open.
     left: Option<PipeReader>,
     cut: Cut,
+    is_silent: Arc<AtomicBool>,
     guard: Arc<Mutex<Option<Guard>>>,
 }
 
@@ -229,7 +239,9 @@ impl Run {
             }
         };
         report.micros = began.elapsed().as_micros() as u64;
-        (self.emit)(Message::StageEnded { stage: self.stage.number, report });
+        if !self.is_silent.load(Ordering::Acquire) {
+            (self.emit)(Message::StageEnded { stage: self.stage.number, report });
+        }
         if let Some(mut left) = self.left.take() {
             while self.pass_some_on(&mut left) {}
         }

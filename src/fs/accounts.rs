@@ -1,6 +1,7 @@
 //! Users and groups known to this host: numbers, names, home directories.
 
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
 
 use nix::unistd::{Group, User, geteuid};
@@ -10,6 +11,21 @@ use nix::unistd::{Group, User, geteuid};
 pub(crate) fn own_home() -> Option<OsString> {
     let told = std::env::var_os("HOME").filter(|home| !home.is_empty());
     told.or_else(|| Some(User::from_uid(geteuid()).ok()??.dir.into_os_string()))
+}
+
+/// Returns the login shell of the user who runs this process, as sshd finds it, or `/bin/sh` if there was no login. The
+/// login's own files may have set `SHELL` to another one.
+pub(crate) fn own_shell() -> Option<OsString> {
+    // sshd has set it. Without it, this is no login, as with `docker exec`, and the account need not have a shell. A
+    // `sh` that is bash would take the account's nevertheless.
+    if std::env::var_os("SHELL").is_none() {
+        return Some("/bin/sh".into());
+    }
+    // Several logins may share a number.
+    let named = std::env::var_os("LOGNAME").and_then(|name| user_named(name.as_bytes()));
+    let user = named.filter(|user| user.uid == geteuid()).or_else(|| User::from_uid(geteuid()).ok()?)?;
+    let is_named = !user.shell.as_os_str().is_empty();
+    Some(if is_named { user.shell.into_os_string() } else { "/bin/sh".into() })
 }
 
 /// Reports whether this process may give a file of its user to a group, which it may if it is a member of the group.

@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::IoSliceMut;
+use std::io::{IoSliceMut, IsTerminal};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,10 +11,12 @@ use std::time::{Duration, Instant};
 
 use rd_proto::control::IoFact;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, fstatfs, major, tell};
+use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, fstatfs, major, minor, tell};
 use rustix::io::{Errno, read, readv};
 use rustix::net::{RecvFlags, SocketType, recv, sockopt};
 use rustix::param::page_size;
+use rustix::process::getpgrp;
+use rustix::termios::tcgetpgrp;
 
 use super::direct::{Bypass, Cold, Tally};
 use super::{described, io_fact, is_directory, plain_fact, read_up_to, standard};
@@ -307,6 +309,8 @@ pub struct StreamSource {
     position: u64,
     ended: bool,
     is_prompt: bool,
+    /// Whether it is a terminal, of which a shell gives each job its turn. Not so the other end of one (its master).
+    is_terminal: bool,
     cut: Arc<AtomicBool>,
 }
 
@@ -321,15 +325,21 @@ enum Input {
 /// Major device number of SCSI tapes (devices.txt of the kernel).
 const TAPE: u32 = 9;
 
+/// Device number of the masters of pseudo-terminals.
+const MASTER: (u32, u32) = (5, 2);
+
 /// Distance between the bytes that are touched in a part of memory. A page that was never written to has no memory of
 /// its own.
 const TOUCH_BYTES: usize = 4096;
 
 impl StreamSource {
     fn new(input: Input, name: OsString) -> Self {
-        let room = if let Input::File(file) = &input { room_for(file) } else { 1 };
+        let (room, is_terminal) = match &input {
+            Input::File(file) => (room_for(file), file.is_terminal() && !is_master(file)),
+            Input::Memory(..) => (1, false),
+        };
         let (carried, cut) = (Vec::new(), Arc::default());
-        Self { input, name, room, carried, sequence: 0, position: 0, ended: false, is_prompt: false, cut }
+        Self { input, name, room, carried, sequence: 0, position: 0, ended: false, is_prompt: false, is_terminal, cut }
     }
 
     /// Whether each read takes one message, of any length. Its end is lost if a part has no room for it.
@@ -359,6 +369,16 @@ impl StreamSource {
         part
     }
 
+    /// Waits until there is something to read, for about `wait` at most. What is typed for another job does not count.
+    fn is_ready(&self, file: &File, wait: Duration) -> Result<bool, IoFact> {
+        let is_ready = is_ready(file, &self.name, wait)?;
+        let is_others = is_ready && self.is_terminal && is_others_turn(file);
+        if is_others {
+            std::thread::sleep(wait);
+        }
+        Ok(is_ready && !is_others)
+    }
+
     /// Reads the next part into `target`, filling it if the stream is fast. Waits without limit for the first byte.
     ///
     /// A part that is not full is returned once the stream has paused for a millisecond, but not while `is_congested`
@@ -378,14 +398,14 @@ impl StreamSource {
             return Ok(None);
         }
         let Input::File(file) = &self.input else { return Ok(Some(self.memory_part(target))) };
-        let was_silent = self.is_prompt && !is_ready(file, &self.name, PROMPT_PAUSE_MAX)?;
+        let was_silent = self.is_prompt && !self.is_ready(file, PROMPT_PAUSE_MAX)?;
         let pause_max = match (self.is_prompt, was_silent) {
             (_, true) => Duration::ZERO,
             (true, false) => PROMPT_PAUSE_MAX,
             (false, false) => PAUSE_MAX,
         };
         // Not by a read without limit: the stream's writer would not notice that the stream is no longer read.
-        while self.carried.is_empty() && !is_ready(file, &self.name, LOOK_EVERY)? {
+        while self.carried.is_empty() && !self.is_ready(file, LOOK_EVERY)? {
             if over.load(Ordering::Relaxed) {
                 self.ended = true;
                 return Ok(None);
@@ -403,7 +423,7 @@ impl StreamSource {
                     (false, true) => Duration::ZERO,
                     (false, false) => pause_max,
                 };
-                if !is_ready(file, &self.name, pause)? {
+                if !self.is_ready(file, pause)? {
                     if is_congested {
                         if over.load(Ordering::Relaxed) {
                             self.ended = true;
@@ -431,7 +451,7 @@ impl StreamSource {
                 Err(Errno::INTR) => {}
                 // Another process shares this standard input and has made it non-blocking.
                 Err(Errno::AGAIN) => {
-                    is_ready(file, &self.name, Duration::from_secs(1))?;
+                    self.is_ready(file, Duration::from_secs(1))?;
                 }
                 Err(error) => return Err(io_fact(&self.name, error)),
             }
@@ -479,6 +499,18 @@ fn read_once(file: &File, target: &mut [u8], room: usize, beyond: &mut Vec<u8>) 
     }
 }
 
+/// Whether this is the terminal of this process, and another job is in its foreground. A read would then stop this
+/// process and its sessions by SIGTTIN, or fail if no shell is left that could continue it.
+pub(crate) fn is_others_turn(terminal: impl AsFd) -> bool {
+    tcgetpgrp(terminal).is_ok_and(|owner| owner != getpgrp())
+}
+
+/// Whether this is the end of a terminal at which a program types. It tells the job that is in the foreground at the
+/// other end.
+fn is_master(file: &File) -> bool {
+    fstat(file).is_ok_and(|stat| (major(stat.st_rdev), minor(stat.st_rdev)) == MASTER)
+}
+
 fn is_ready(file: &File, name: &OsStr, wait: Duration) -> Result<bool, IoFact> {
     let wait = Timespec::try_from(wait).expect("short");
     match poll(&mut [PollFd::from_borrowed_fd(file.as_fd(), PollFlags::IN)], Some(&wait)) {
@@ -490,7 +522,12 @@ fn is_ready(file: &File, name: &OsStr, wait: Duration) -> Result<bool, IoFact> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(unsafe_code, reason = "a terminal is made")]
+
     use std::io::Write;
+    use std::os::fd::{FromRawFd, OwnedFd};
+    use std::process::Command;
+    use std::ptr::{null, null_mut};
 
     use super::*;
     use crate::fs::close::tests::where_calls_fail;
@@ -510,6 +547,36 @@ mod tests {
             over.store(true, Ordering::Relaxed);
             assert_eq!(reader.join().expect("no panic"), Ok(None));
         });
+    }
+
+    #[test]
+    fn a_master_is_read_while_a_job_has_its_terminal() {
+        let (mut master, mut slave) = (-1, -1);
+        // SAFETY: there is room for two descriptors, which are new and belong to nobody else.
+        let [master, slave] = unsafe {
+            assert_eq!(libc::openpty(&raw mut master, &raw mut slave, null_mut(), null(), null()), 0);
+            [master, slave].map(|end| OwnedFd::from_raw_fd(end))
+        };
+        let source = Source::new(File::from(master), OsStr::new("master"), 1000);
+        let Ok(Source::Stream(mut stream)) = source else { panic!("a stream") };
+        let mut job = Command::new("setsid");
+        job.args(["-c", "sh", "-c", "echo typed; exec sleep 1000"]);
+        job.stdin(slave.try_clone().expect("a terminal")).stdout(slave);
+        let mut child = job.spawn().expect("setsid");
+        let (mut target, is_congested, over) = ([0_u8; 1000], AtomicBool::new(false), AtomicBool::new(false));
+        let part = std::thread::scope(|scope| {
+            let reader = scope.spawn(|| stream.next_part(&mut target, &is_congested, &over));
+            let until = Instant::now() + Duration::from_secs(20);
+            while !reader.is_finished() && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            over.store(true, Ordering::Relaxed);
+            reader.join().expect("no panic")
+        });
+        let ended = child.try_wait().expect("ours");
+        child.kill().expect("ours");
+        child.wait().expect("ours");
+        assert!(target.starts_with(b"typed") && ended.is_none(), "{part:?} {ended:?}");
     }
 
     /// Returns the parts of a stream, up to its last part or its failure. Waits until they are full.

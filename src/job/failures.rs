@@ -52,7 +52,9 @@ impl Job {
     pub(super) fn lost(&self, host: usize) -> Failure {
         let (label, launcher) = (self.hosts[host].label(), self.setup.launcher_name());
         let line = if self.hosts[host].is_silent {
-            format!("lost the agent on {label}: no sign of life for a minute; it, {launcher} or the host is stopped")
+            format!(
+                "lost the agent on {label}: no sign of life for a minute or more; it, {launcher} or the host is stopped"
+            )
         } else {
             format!("lost the agent on {label}: it or {launcher} exited")
         };

@@ -110,7 +110,7 @@ pub(crate) struct Remote {
     pub(super) lacks_agent: bool,
     /// Whether the launcher has reached the host, but what answers there, if anything, is not an agent.
     pub(super) is_reached: bool,
-    /// Time from its start, or from the end of sending the agent, to its first message.
+    /// Time from its start to its first message, without that of sending the agent.
     pub(super) answered_after: Duration,
     hello: Option<Hello>,
     /// Whether its launcher was told never to ask the user.
@@ -422,7 +422,8 @@ impl Remote {
     pub(super) fn greeted(&mut self, hello: Hello) {
         if let Some(running) = &self.running {
             running.process.release();
-            self.answered_after = running.begun().elapsed();
+            let login = crate::locked(&running.beginning.preface).login;
+            self.answered_after = login + running.begun().elapsed();
             running.outbox.send(Message::Hello(Hello::ours()));
             running.log.ask(&running.outbox);
             log::end(Step::Launch, &self.label(), || {
@@ -442,6 +443,17 @@ impl Remote {
     /// Returns the address at which the launcher itself has reached the host, if that can be found out.
     pub(crate) fn reached_at(&self) -> Option<IpAddr> {
         self.running.as_ref()?.process.connected_to()
+    }
+
+    /// Reports whether ssh's configuration asks for a terminal, and it has not got one.
+    pub(super) fn lacks_terminal(&self) -> bool {
+        self.running.as_ref().is_some_and(|running| running.process.lacks_terminal())
+    }
+
+    /// Reports whether an agent that is no longer heard has ended by itself: its launcher was not killed or cut off.
+    pub(super) fn has_left(&mut self) -> bool {
+        let code = self.running.as_mut().and_then(|running| running.process.wait(EXIT_MAX));
+        code.is_some_and(|code| code < SIGNALLED_MIN)
     }
 
     /// Has the agent end as soon as it has done what was requested.
@@ -603,6 +615,7 @@ fn begin(
     let shared = Arc::clone(&beginning);
     let asked = Asked::default();
     let mut log = LogOfHost::new(&label, asked.clone());
+    let patience_s = launcher.patience_s;
     let read = move || {
         let give_up = |failed| {
             *crate::locked(&shared.failed) = Some(failed);
@@ -633,7 +646,7 @@ fn begin(
             if let Some(failure) = other_version(hello, &label) {
                 return give_up(NotBegun::NoUse(failure));
             }
-            stdout.get_mut().expect_beats();
+            stdout.get_mut().expect_beats(patience_s);
         }
         let error = loop {
             match received {

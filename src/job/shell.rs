@@ -5,25 +5,20 @@
 //! on the way to a slow reader.
 
 use std::ffi::{OsStr, OsString};
+use std::io::IsTerminal;
 use std::time::Instant;
 
 use super::copy::route;
 use super::hop::Side;
+use super::launching::Remote;
 use super::pipeline::grammar;
 use super::{EndOf, HERE, Job, LONG, LOOK_AGAIN, Setup, Update};
+use crate::agent::LOGIN_SHELL;
 use crate::control::frames::{self, Action, Input, Message, Output, StageReport};
 use crate::control::stages::CANNOT_RUN;
 use crate::fault::{Exit, Failure, escaped};
+use crate::fs::source;
 use crate::options::TransferOptions;
-
-/// The command is read by the login's own shell, as with sshd; these words start it. If the shell can be found by its
-/// bare name, it is started by that name, which it then prints in front of its error messages.
-const LOGIN_SHELL: [&str; 4] = [
-    "sh",
-    "-c",
-    "s=${SHELL:-sh}; [ \"$(command -v \"${s##*/}\")\" -ef \"$s\" ] && s=${s##*/}; exec \"$s\" \"$@\"",
-    "sh",
-];
 
 /// Upper bound for the length of the words in front of a command.
 pub(crate) const LOGIN_SHELL_BYTES: usize = 256;
@@ -51,8 +46,8 @@ pub(crate) struct Call<'a> {
 pub(crate) enum Ran {
     /// The command has ended with this exit code.
     Ended(u8),
-    /// The host was reached, but there is no agent, for this reason. Nothing has been run, read or written.
-    NoAgent(Failure),
+    /// The host was reached, but the command is left to ssh, for this reason. Nothing has been run, read or written.
+    LeftToSsh(Failure),
 }
 
 /// Runs a command.
@@ -68,7 +63,15 @@ pub(crate) fn run(call: Call<'_>) -> Result<Ran, Failure> {
         // A signal ends the call, whatever an earlier login has come to.
         let is_signal = matches!(failure.exit, Exit::Signal(_));
         let is_reached = job.remote(host).is_some_and(|remote| remote.is_reached);
-        return if is_reached && !is_signal { Ok(Ran::NoAgent(failure)) } else { Err(failure) };
+        return if is_reached && !is_signal { Ok(Ran::LeftToSsh(failure)) } else { Err(failure) };
+    }
+    // With its output elsewhere, a terminal would only change the bytes. In the background it would stop ssh.
+    let is_typed = call.has_input
+        && std::io::stdin().is_terminal()
+        && std::io::stdout().is_terminal()
+        && !source::is_others_turn(std::io::stdin());
+    if is_typed && job.remote(host).is_some_and(Remote::lacks_terminal) {
+        return Ok(Ran::LeftToSsh(Exit::Connect.with("ssh's configuration asks for a terminal")));
     }
     let stage = frames::Stage {
         number: STAGE,
@@ -89,12 +92,13 @@ pub(crate) fn run(call: Call<'_>) -> Result<Ran, Failure> {
     let (pass_on, remark) = (call.pass_on, call.remark);
     let mut command = Command { job, host, input, output, report: None, cut: None, pass_on, remark };
     let ended = command.attend();
-    if ended.is_ok() {
+    let has_run = matches!(ended, Ok(Ran::Ended(_)));
+    if has_run {
         command.tell_routes(&launcher);
     }
-    let is_over = ended.is_ok() && command.input.is_none_or(|input| !command.job.is_heard(input));
+    let is_over = has_run && command.input.is_none_or(|input| !command.job.is_heard(input));
     command.job.close((!is_over).then_some(libc::SIGTERM as u8));
-    ended.map(Ran::Ended)
+    ended
 }
 
 /// A running command.
@@ -113,8 +117,8 @@ struct Command<'a> {
 }
 
 impl Command<'_> {
-    /// Runs the command to its end, and returns its exit code.
-    fn attend(&mut self) -> Result<u8, Failure> {
+    /// Runs the command to its end.
+    fn attend(&mut self) -> Result<Ran, Failure> {
         let mut is_started = false;
         loop {
             let mut hops = self.input.iter().chain(&self.output);
@@ -135,18 +139,23 @@ impl Command<'_> {
                 }
             }
             if let Some(report) = self.report.as_ref().filter(|report| report.fault.is_some()) {
-                return self.code(report);
+                return self.code(report).map(Ran::Ended);
             }
             // Checked before the command's own outcome, because not all of its output may have arrived.
             if let Some(failure) = self.broken() {
                 return Err(failure);
             }
             if let Some(report) = self.report.as_ref().filter(|_| self.has_all()) {
-                return self.cut.clone().map_or_else(|| self.code(report), Err);
+                return self.cut.clone().map_or_else(|| self.code(report).map(Ran::Ended), Err);
             }
             let is_ending = self.job.hops.iter().any(|hop| hop.ended_since.is_some());
             let wait = if is_ending { LOOK_AGAIN } else { LONG };
             if let Some(update) = self.job.next(Instant::now() + wait) {
+                // Such as with StdinNull in ssh's configuration, by which the agent's input ends at once.
+                let is_gone = matches!(update, Update::Gone(host, None) if host == self.host);
+                if is_gone && !is_started && self.job.hosts[self.host].remote.as_mut().is_some_and(Remote::has_left) {
+                    return Ok(Ran::LeftToSsh(self.job.lost(self.host)));
+                }
                 self.heed(update)?;
             }
         }

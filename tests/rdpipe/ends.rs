@@ -191,14 +191,34 @@ fn kill(pid: u32, signal: Signal) {
 
 #[test]
 fn an_agent_that_is_ended_by_hand() {
+    for at in [0, 1] {
+        let lab = Lab::new();
+        let (mut process, _output) = endless(&lab, STAGES[0]);
+        let start = Instant::now();
+        kill(lab.launches()[at].0, Signal::TERM);
+        let ended = process.wait_for(GONE);
+        ended.expect(4);
+        assert!(ended.stderr.contains("signal 15") || ended.stderr.contains("SIGTERM"), "{}", ended.stderr);
+        lab.deserted_since(start, GONE);
+    }
+}
+
+/// The command ends because its agent does, which is no failure of the command.
+#[test]
+fn an_agent_that_is_ended_by_hand_after_its_sessions() {
     let lab = Lab::new();
-    let (mut process, _output) = endless(&lab, STAGES[0]);
-    let start = Instant::now();
-    kill(lab.launches()[1].0, Signal::TERM);
-    let ended = process.wait_for(GONE);
-    assert_ne!(ended.code, 0);
-    assert!(ended.stderr.contains("signal 15") || ended.stderr.contains("SIGTERM"), "{}", ended.stderr);
-    lab.deserted_since(start, GONE);
+    let stages = ["h1:echo x", "h2:cat; exec >/dev/null; touch done; sleep 1000"];
+    let mut process = Process::spawn(lab.rdpipe_by("rsh").args(stages));
+    let until = Instant::now() + PATIENCE;
+    while !lab.join("home/done").exists() {
+        assert!(Instant::now() < until, "{}", process.stderr());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // The hop's end has been reported.
+    std::thread::sleep(Duration::from_millis(500));
+    kill(lab.launches().iter().find(|(_, host, _)| host == "h2").expect("an agent").0, Signal::TERM);
+    process.wait_for(GONE).expect(4).one_line("rdpipe", &["lost the agent on h2"]);
+    lab.deserted(GONE);
 }
 
 /// The agent's signal ends both ends of the hop before either hears of the other, and no command is left to fail.

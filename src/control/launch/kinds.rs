@@ -5,8 +5,9 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use super::{Explains, Launcher};
 
-/// Has ssh end a connection on which nothing has come for 45 s although ssh has asked for an answer.
-const SSH_ALIVE: [&str; 4] = ["-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3"];
+/// How often ssh asks for an answer, in seconds, and how many times in vain at least before it ends the connection.
+const SSH_ASKS_S: u32 = 15;
+const SSH_ASKS_MIN: u32 = 3;
 
 /// Override settings of the user's configuration that are meant for logins, and would spoil an agent's messages or its
 /// start. scp does the same, except that RemoteCommand is missing here: an ssh before 7.6 would not start with that.
@@ -38,6 +39,9 @@ const SSH_OLD_KEY: &str = "Offending ";
 /// Messages of ssh if a connection is closed before the handshake, and those of [`SSH_CAUSES`] that only say so again.
 const SSH_UNHEARD: [&str; 2] = ["kex_exchange_identification: ", "ssh_exchange_identification: "];
 const SSH_CLOSED: [&str; 2] = ["Connection closed by ", "Connection reset by "];
+
+/// Beginning of ssh's message that a terminal is asked for by its configuration, and that an agent gets none.
+const SSH_NO_TERMINAL: &str = "Pseudo-terminal will not be allocated";
 
 /// Words by which another program, such as a ProxyCommand, says that it has not reached a host.
 const UNREACHED: [&str; 7] =
@@ -78,7 +82,7 @@ pub(super) const SRUN: [&str; 14] = [
 ];
 
 /// Variables that srun takes for options of its own, but that describe the job, or what a person wants to see of it.
-pub(super) const SRUN_NOT_OURS: [&str; 11] = [
+pub(super) const SRUN_NOT_OURS: [&str; 12] = [
     "SLURM_GPUS",
     "SLURM_GPUS_PER_NODE",
     "SLURM_GPUS_PER_TASK",
@@ -88,6 +92,7 @@ pub(super) const SRUN_NOT_OURS: [&str; 11] = [
     "SLURM_MEM_PER_GPU",
     "SLURM_GRES",
     "SLURM_TRES_PER_TASK",
+    "SLURM_EXPORT_ENV",
     "SLURM_DEBUG",
     "SLURM_LABELIO",
 ];
@@ -151,7 +156,10 @@ impl Launcher {
         if self.is_ssh() {
             // Without these, a host that is cut off is noticed only when the system gives up the connection, after
             // about a quarter of an hour.
-            words.extend(SSH_ALIVE.map(OsString::from));
+            let asks = (self.patience_s / SSH_ASKS_S + 1).max(SSH_ASKS_MIN);
+            for option in [format!("ServerAliveInterval={SSH_ASKS_S}"), format!("ServerAliveCountMax={asks}")] {
+                words.extend(["-o".into(), option.into()]);
+            }
             if *is_bare {
                 words.extend(SSH_BARE.map(OsString::from));
                 // This option would also clear forwardings of the command line.
@@ -188,7 +196,7 @@ impl Launcher {
                 // These come first, because ssh uses the first of two settings of the same option.
                 let quiet = ["-o", "BatchMode=yes"].map(OsString::from);
                 let kind = Kind::Shell { options: [&quiet, &options[..]].concat(), is_bare: *is_bare };
-                Some(Self { words: self.words.clone(), kind })
+                Some(Self { kind, ..self.clone() })
             }
             _ => None,
         }
@@ -196,9 +204,15 @@ impl Launcher {
 
     /// Reports whether a line is a routine message of the launcher that explains nothing.
     pub(super) fn is_noise(&self, line: &str) -> bool {
-        matches!(self.kind, Kind::Slurm)
-            && line.starts_with("srun: ")
-            && SRUN_NOISE.iter().any(|words| line.contains(words))
+        self.lacks_terminal(line)
+            || matches!(self.kind, Kind::Slurm)
+                && line.starts_with("srun: ")
+                && SRUN_NOISE.iter().any(|words| line.contains(words))
+    }
+
+    /// Reports whether a line says that ssh's configuration asks for a terminal, and that there is none.
+    pub(super) fn lacks_terminal(&self, line: &str) -> bool {
+        self.is_ssh() && line.starts_with(SSH_NO_TERMINAL)
     }
 
     /// Returns an earlier, more specific reason for a cause. `text` is all the output available.

@@ -162,6 +162,8 @@ pub(super) struct Preface {
     pub(super) noise: Option<String>,
     /// Whether the script has found an installed agent, and runs it.
     pub(super) is_installed: bool,
+    /// How long the host took to ask for the agent to be sent; 0 if it has not.
+    pub(super) login: Duration,
 }
 
 /// The command that finds or installs an agent on a host, and the data that this command may ask for.
@@ -198,6 +200,7 @@ impl Request {
              is_right() {{ s=$(sha256sum <$1 2>/dev/null); [ \"${{s%% *}}\" = $h ]; }}; \
              runs() {{ [ -f $f ] && [ -x $f ] && [ \"$(uname -sm)\" = \"$k\" ] && is_right $f && \
              ./$f --version >/dev/null 2>&1 </dev/null; }}; \
+             [ -t 0 ] && no terminal; \
              {installed}\
              echo \"{MARK}ask\"; read -r h n k || exit 127; f=$a-$h; \
              case \"$XDG_CACHE_HOME\" in /*) d=$XDG_CACHE_HOME;; *) d=${{HOME:+$HOME/.cache}};; esac; \
@@ -258,6 +261,7 @@ impl Request {
     ) -> Result<Result<(), ChannelError>, Failure> {
         let mut lines = stdout.take((NOISE_BYTES_MAX + MAGIC.len()) as u64);
         let mut steps = STEPS.iter();
+        let began = Instant::now();
         loop {
             let mut line = Vec::new();
             // The magic ends with a line feed, so it is at the end of a line.
@@ -290,8 +294,14 @@ impl Request {
                     let _ =
                         stdin.write_all(format!("{} {} {system} {machine}\n", own.hash, own.bytes.len()).as_bytes());
                 }
-                "want" => self.send(about, &mut stdin, heard)?,
-                "sent" => self.remark("copied", "")?,
+                "want" => {
+                    preface.login = began.elapsed();
+                    self.send(about, &mut stdin, heard)?;
+                }
+                "sent" => {
+                    *crate::locked(heard) = Instant::now();
+                    self.remark("copied", "")?;
+                }
                 "found" => preface.is_installed = true,
                 "no" => return Err(self.refused(about)),
                 _ => {}
@@ -338,6 +348,11 @@ impl Request {
         let about = escaped(OsStr::new(&about));
         self.failed(&match code {
             "none" => return self.choice.missing(&self.label, ""),
+            // It would change what passes, and the agent's bytes would act as keys.
+            "terminal" => {
+                let line = format!("an agent on {} would have a terminal as its input", self.label);
+                return Exit::Connect.with(format!("{line}; see RequestTTY in ssh's configuration"));
+            }
             "home" => format!("HOME is not set there; {CURE}"),
             "link" => format!("{about} is a symbolic link; remove it and try again"),
             "enter" => format!("cannot enter {about}; {CURE}"),
@@ -509,6 +524,13 @@ mod tests {
         }
         let (bytes, outcome) = served(&[ask.as_bytes(), want.as_bytes(), sent.as_bytes(), MAGIC].concat());
         assert!(bytes == all && matches!(outcome, Ok(Ok(()))), "{bytes} {outcome:?}");
+    }
+
+    #[test]
+    fn a_host_with_a_terminal_is_sent_nothing() {
+        let (sent, outcome) = served(&[MARK.as_bytes(), b"no terminal\r\n"].concat());
+        let line = outcome.expect_err("a refusal").message.expect("a line");
+        assert!(sent == 0 && line.contains("a terminal as its input; see RequestTTY"), "{line}");
     }
 
     #[test]

@@ -151,6 +151,15 @@ fn a_host_without_an_adapter_has_not_failed() {
     assert_eq!(finding(&said.json(), "here", "rdma")["code"], "no-device");
 }
 
+/// The variable is also set in a shell that a pod has opened on its machine.
+#[test]
+fn a_pod_is_a_container_unless_it_sees_the_kernel() {
+    let report = said(rddoctor().arg("--json").env("KUBERNETES_SERVICE_HOST", "10.96.0.1")).json();
+    let sees_kernel = fs::read_to_string("/proc/2/comm").is_ok_and(|name| name == "kthreadd\n");
+    let host = &finding(&report, "here", "host")["found"];
+    assert_eq!(host.as_str().expect("text").ends_with(", a container"), !sees_kernel, "{host}");
+}
+
 #[test]
 fn both_hosts_and_the_way_between() {
     let lab = Lab::new();
@@ -330,6 +339,19 @@ fn ports_of_a_range_are_taken() {
     assert_eq!(hold_to_schema(&report), said.code);
     assert_eq!(finding(&report, "path", "port")["code"], "probe-failed");
     assert!(finding(&report, "path", "port")["advice"].as_str().expect("text").contains("--port-range"));
+}
+
+/// The agent is sent at the first time only, which takes a time of its own.
+#[test]
+fn a_slow_login_is_noticed_at_the_first_time_too() {
+    let lab = Lab::new();
+    lab.script("ssh", "sleep 3.2; for last; do :; done; export PATH=/usr/bin:/bin; exec sh -c \"$last\"");
+    for is_sent in [true, false] {
+        let mut command = lab.command("ssh", &["--seconds", "0", "--json", "far"]);
+        let said = said(command.env_remove("XDG_CACHE_HOME"));
+        assert_eq!(said.stderr.contains("copied rdma-pipe-agent"), is_sent, "{}", said.stderr);
+        assert_eq!(finding(&said.json(), "path", "ssh")["code"], "agent-slow", "{}", said.stdout);
+    }
 }
 
 #[test]

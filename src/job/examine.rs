@@ -4,11 +4,11 @@ use std::ffi::OsStr;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
+use super::hop::Hop;
 use super::launching::Remote;
 use super::{HERE, Job, STOP_MAX, Setup};
 use crate::control::endpoints;
-use crate::control::frames::{self, Message, Report};
-use crate::engine::Figures;
+use crate::control::frames::{self, Message};
 use crate::fault::{Exit, Failure, escaped};
 use crate::measure::probe::{Attempt, ProbeRequest, decode_attempts};
 use crate::measure::{self, Facts, Path, Speed, gather};
@@ -146,10 +146,8 @@ impl Examiner {
         transfer: &TransferOptions,
     ) -> Result<Result<Speed, String>, Failure> {
         let hop = self.job.begin_measuring([HERE, there], lasting, transfer);
-        let outcome = self.outcome(hop);
-        let is_tunneled = self.job.hops[hop].tunneled;
-        match outcome {
-            Ok(figures) => Ok(Ok(speed(&figures, is_tunneled))),
+        match self.outcome(hop) {
+            Ok(speed) => Ok(Ok(speed)),
             Err(failure) => match failure.exit {
                 Exit::Signal(_) => Err(failure),
                 _ => Ok(Err(failure.message.unwrap_or_else(|| "the measurement was stopped".to_owned()))),
@@ -157,8 +155,8 @@ impl Examiner {
         }
     }
 
-    /// Waits until a session has ended.
-    fn outcome(&mut self, hop: usize) -> Result<Figures, Failure> {
+    /// Waits until a session has ended. Returns its speed.
+    fn outcome(&mut self, hop: usize) -> Result<Speed, Failure> {
         while let Some(update) = self.job.next_of(hop) {
             if let Err(failure) = self.job.check(update) {
                 self.job.stop(hop, libc::SIGTERM as u8);
@@ -170,18 +168,43 @@ impl Examiner {
         if let Some((host, fault)) = self.job.hops[hop].first_fault() {
             return Err(self.job.failure(host, fault));
         }
-        let hop = &self.job.hops[hop];
-        Ok(hop.told().map(Report::moved).unwrap_or_default())
+        Ok(speed(&self.job.hops[hop]).unwrap_or_default())
     }
 }
 
-fn speed(figures: &Figures, is_tunneled: bool) -> Speed {
-    Speed {
+/// Returns the speed of a session, according to both its ends. `None` if neither has reported its outcome.
+fn speed(hop: &Hop) -> Option<Speed> {
+    let figures = hop.figures()?;
+    Some(Speed {
         bytes: figures.counters.bytes,
         micros: (figures.seconds * 1e6) as u64,
         medium: figures.media.last().map_or(String::new(), |medium| medium.name().to_owned()),
+        rails: figures.line.rails,
         limiter: figures.waits.limiter().map_or(String::new(), |limiter| limiter.what.name().to_owned()),
-        is_tunneled,
+        is_tunneled: hop.tunneled,
         is_encrypted: figures.encrypted,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::frames::Report;
+    use crate::engine::{Figures, Waits};
+
+    #[test]
+    fn the_receiver_knows_why_the_sender_waits() {
+        let report = |waits| Some(Report { figures: Figures { waits, ..Figures::default() }, ..Report::default() });
+        let sent = report(Waits { wire: 2.0, ..Waits::default() });
+        for (received, limiter) in [
+            (None, "wire"),
+            (report(Waits { wire: 2.0, ..Waits::default() }), "wire"),
+            (report(Waits { cpu: 1.9, wire: 0.1, ..Waits::default() }), "cpu"),
+        ] {
+            let mut hop = Hop::default();
+            hop.reports = [sent.clone(), received];
+            assert_eq!(speed(&hop).expect("a report").limiter, limiter);
+        }
+        assert_eq!(speed(&Hop::default()), None);
     }
 }

@@ -105,6 +105,9 @@ pub struct Facts {
     /// Settings of the host's TCP; `None` if unknown.
     #[n(27)]
     pub tcp: Option<TcpSettings>,
+    /// Number of logical processors that the process that gathered the facts may use; `None` if unknown.
+    #[n(28)]
+    pub usable: Option<u32>,
 }
 
 /// Settings of the kernel's TCP, from /proc/sys/net. Sizes are in bytes.
@@ -165,7 +168,7 @@ pub struct Device {
     /// Whether the device is a virtual function of an adapter.
     #[n(7)]
     pub is_virtual_function: bool,
-    /// How the IOMMU treats the device: `DMA`, `DMA-FQ`, `identity`; empty without an IOMMU.
+    /// How the IOMMU treats the device: `DMA`, `DMA-FQ`, `identity`, `unknown`; empty without an IOMMU.
     #[cbor(n(8), decode_with = "text")]
     pub iommu: String,
     /// Ports of the device.
@@ -297,8 +300,8 @@ pub struct Interface {
     /// MTU in bytes.
     #[n(2)]
     pub mtu: u32,
-    /// Rate in Mbit/s. 0 if unknown, and for interfaces without hardware, whose reported rate is invented, except bonds,
-    /// which have that of a port.
+    /// Rate in Mbit/s: of the hardware, or of the fastest that a bond, bridge, VLAN or macvlan stands on. 0 if unknown,
+    /// and for other interfaces, whose reported rate is invented.
     #[n(3)]
     pub rate_mbps: u32,
     /// Driver of the interface; empty if there is no hardware.
@@ -307,7 +310,7 @@ pub struct Interface {
     /// Addresses of the interface.
     #[cbor(n(5), decode_with = "list::<_, _, LIST_MAX>")]
     pub addresses: Vec<Address>,
-    /// PCI address of the interface's hardware.
+    /// PCI address of the interface's hardware. For a virtual function this is the address of its adapter.
     #[cbor(n(6), decode_with = "text")]
     pub pci: String,
     /// The bond or bridge that the interface belongs to; empty if there is none.
@@ -420,6 +423,11 @@ impl Facts {
     /// Applies the limits for facts from other hosts to the facts of this host.
     pub fn bounded(&self) -> Self {
         Self::decode(&super::encode(self)).expect("our own")
+    }
+
+    /// Returns how many processors the process may use, if that is less than the host has.
+    pub fn confined_to(&self) -> Option<u32> {
+        self.usable.filter(|usable| *usable < self.processors)
     }
 
     /// Returns the interface with this name.

@@ -41,6 +41,9 @@ const ETHTOOL_BYTES_MAX: u64 = 1 << 20;
 /// The loopback interface, which is not examined.
 const LOOPBACK: &str = "lo";
 
+/// How many interfaces may be below an interface: as many as Linux lets stand on each other.
+const BELOW_MAX: u32 = 8;
+
 /// Directories in which distributions keep libraries.
 const LIBRARY_PLACES: [&str; 5] = ["usr/lib64", "usr/lib", "lib64", "lib", "usr/local/lib"];
 
@@ -49,7 +52,14 @@ const GIDS_MAX: u32 = 64;
 
 /// Returns all facts about this host. Takes some tens of milliseconds, or 3 s if a device does not answer.
 pub fn here() -> Facts {
-    let mut facts = from_files(&Root::default());
+    let root = Root::default();
+    let mut facts = from_files(&root);
+    // /proc may be hidden in part.
+    let names = rustix::system::uname();
+    [facts.host, facts.kernel] = [names.nodename(), names.release()].map(|name| name.to_string_lossy().into_owned());
+    facts.usable = Some(crate::processors() as u32);
+    // In a pod without a token, no file tells.
+    facts.is_container |= std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() && !sees_kernel(&root);
     add_addresses(&mut facts, rdma::interface_addresses().unwrap_or_default());
     // The client's address and port, then this host's.
     if let [_, _, ours, _] = std::env::var("SSH_CONNECTION").unwrap_or_default().split(' ').collect::<Vec<_>>()[..] {
@@ -222,6 +232,7 @@ pub fn from_files(root: &Root) -> Facts {
         mlx4_bytes: mlx4_bytes(root),
         counters: counters::read(root),
         tcp: tcp(root),
+        usable: None,
     }
 }
 
@@ -267,14 +278,19 @@ fn is_root(root: &Root) -> bool {
     u64::from_str_radix(&effective, 16).is_ok_and(|bits| bits >> CAP_IPC_LOCK & 1 == 1)
 }
 
+/// Whether the kernel's own threads are visible. Then this is not a container, whatever image its files came from.
+fn sees_kernel(root: &Root) -> bool {
+    root.text("proc/2/comm").is_some_and(|name| name == "kthreadd")
+}
+
 fn is_container(root: &Root) -> bool {
-    // If the kernel's own threads are visible, this is not a container, whatever image its files came from.
-    if root.text("proc/2/comm").is_some_and(|name| name == "kthreadd") {
+    if sees_kernel(root) {
         return false;
     }
     root.has(".dockerenv")
         || root.has("run/.containerenv")
         || root.text("run/systemd/container").is_some()
+        || root.has("var/run/secrets/kubernetes.io")
         || root.text("proc/1/cgroup").is_some_and(|text| text.contains("kubepods") || text.contains("docker"))
 }
 
@@ -345,7 +361,12 @@ fn device(root: &Root, name: &str) -> Device {
         node_guid: text("node_guid"),
         numa_node: root.number(&format!("{hardware}/numa_node")).unwrap_or(-1),
         is_virtual_function: physical.is_some(),
-        iommu: root.text(&format!("{hardware}/iommu_group/type")).unwrap_or_default(),
+        iommu: match root.text(&format!("{hardware}/iommu_group/type")) {
+            Some(kind) => kind,
+            // Kernels before 4.19 do not say how.
+            None if root.has(&format!("{hardware}/iommu_group")) => "unknown".to_owned(),
+            None => String::new(),
+        },
         ports: ports.iter().filter_map(|number| Some(port(root, &at, &driver, number.parse().ok()?))).collect(),
         registration: None,
         driver,
@@ -407,26 +428,39 @@ fn port(root: &Root, device: &str, driver: &str, number: u32) -> Port {
     port
 }
 
+/// Returns the rate of an interface's hardware, or of the fastest up to `depth` interfaces below: what goes between two
+/// hosts may use one port of a bond.
+fn rate_mbps(root: &Root, name: &str, depth: u32) -> u32 {
+    let at = format!("sys/class/net/{name}");
+    if root.has(&format!("{at}/device/driver")) {
+        return root.number::<i64>(&format!("{at}/speed")).and_then(|rate| rate.try_into().ok()).unwrap_or(0);
+    }
+    let Some(depth) = depth.checked_sub(1) else { return 0 };
+    let entries = root.names(&at);
+    let below = entries.iter().filter_map(|entry| entry.strip_prefix("lower_"));
+    below.map(|name| rate_mbps(root, name, depth)).max().unwrap_or(0)
+}
+
 fn interfaces(root: &Root) -> Vec<Interface> {
     let names = root.names("sys/class/net").into_iter().filter(|name| name != LOOPBACK);
     let interface = |name: String| {
         let at = format!("sys/class/net/{name}");
         let driver = root.link(&format!("{at}/device/driver")).unwrap_or_default();
-        let rate_of = |name: &str| root.number(&format!("sys/class/net/{name}/speed")).unwrap_or(0_i64);
         let state = root.text(&format!("{at}/operstate")).unwrap_or_default();
         // An interface in a VRF, or of Open vSwitch, has a master too.
         let has_addresses_of_ports = |master: &String| {
             ["bonding", "bridge"].iter().any(|kind| root.has(&format!("sys/class/net/{master}/{kind}")))
         };
         let carrier = root.text(&format!("{at}/carrier")).is_some_and(|text| text == "1");
-        // What goes between two hosts may use one port of a bond.
-        let ports = root.text(&format!("{at}/bonding/slaves")).unwrap_or_default();
-        let rate = ports.split_whitespace().map(rate_of).max().unwrap_or_else(|| rate_of(&name));
         Interface {
             is_up: state == "up" || state == "unknown" && carrier,
             mtu: root.number(&format!("{at}/mtu")).unwrap_or(0),
-            rate_mbps: if driver.is_empty() && ports.is_empty() { 0 } else { u32::try_from(rate).unwrap_or(0) },
-            pci: root.link(&format!("{at}/device")).filter(|_| !driver.is_empty()).unwrap_or_default(),
+            rate_mbps: rate_mbps(root, &name, BELOW_MAX),
+            pci: ["device/physfn", "device"]
+                .iter()
+                .find_map(|link| root.link(&format!("{at}/{link}")))
+                .filter(|_| !driver.is_empty())
+                .unwrap_or_default(),
             driver,
             addresses: Vec::new(),
             master: root.link(&format!("{at}/master")).filter(has_addresses_of_ports).unwrap_or_default(),
@@ -533,6 +567,18 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_is_a_container_and_a_machine_is_none() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let root = Root::at(directory.path());
+        put(&root, "proc/1/cgroup", "0::/\n");
+        assert!(!is_container(&root));
+        put(&root, "var/run/secrets/kubernetes.io/serviceaccount/token", "x");
+        assert!(is_container(&root));
+        put(&root, "proc/2/comm", "kthreadd\n");
+        assert!(!is_container(&root));
+    }
+
+    #[test]
     fn an_adapter_is_kept_among_many_interfaces() {
         let directory = tempfile::tempdir().expect("a directory");
         let root = Root::at(directory.path());
@@ -564,19 +610,26 @@ mod tests {
     }
 
     #[test]
-    fn a_bond_has_the_rate_of_a_port_and_a_veth_none() {
+    fn what_stands_on_others_has_the_rate_of_hardware_and_a_veth_none() {
         let directory = tempfile::tempdir().expect("a directory");
         let root = Root::at(directory.path());
-        for (name, rate) in [("bond0", 50_000), ("veth1", 50_000), ("eth1", 25_000), ("eth2", 25_000)] {
+        let above = ["br1", "vxlan1", "br0.5", "br0", "bond0", "veth1"].map(|name| (name, 50_000));
+        for (name, rate) in above.into_iter().chain([("eth1", 25_000)]) {
             let at = format!("sys/class/net/{name}");
             put(&root, &format!("{at}/mtu"), "1500\n");
             put(&root, &format!("{at}/speed"), &format!("{rate}\n"));
         }
-        put(&root, "sys/class/net/bond0/bonding/slaves", "eth1 eth2\n");
+        put(&root, "sys/class/net/eth1/device/driver", "");
+        let stacked = [("br1", "vxlan1"), ("vxlan1", "br0.5"), ("br0.5", "br0"), ("br0", "bond0"), ("bond0", "eth1")];
+        for (above, below) in stacked.into_iter().chain([("br0", "veth1")]) {
+            put(&root, &format!("sys/class/net/{above}/lower_{below}"), "");
+        }
         std::os::unix::fs::symlink("../bond0", root.path("sys/class/net/veth1/master")).expect("ours");
+        put(&root, "sys/class/net/bond0/bonding/slaves", "eth1\n");
         let facts = from_files(&root).bounded();
         let known = |name: &str| facts.interface(name).expect("it");
-        assert_eq!(["bond0", "veth1"].map(|name| known(name).rate_mbps), [25_000, 0]);
+        let rates = above.map(|(name, _)| known(name).rate_mbps);
+        assert_eq!(rates, [25_000, 25_000, 25_000, 25_000, 25_000, 0]);
         assert_eq!(["bond0", "veth1"].map(|name| known(name).master.as_str()), ["", "bond0"]);
     }
 

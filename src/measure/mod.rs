@@ -84,6 +84,8 @@ pub struct Speed {
     pub micros: u64,
     /// The medium, as reports name it: `tcp`, `rdma`, `rdma-software`.
     pub medium: String,
+    /// Maximum number of networks with connections at once. Not all of them may have carried payload.
+    pub rails: usize,
     /// What the transfer waited for longest: `source`, `cpu`, `credits`, `wire`, `sink`; empty if it did not wait.
     pub limiter: String,
     /// Whether the data went through the launcher's connection.

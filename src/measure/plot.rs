@@ -5,6 +5,7 @@ use plotters::coord::ranged1d::{KeyPointHint, Ranged, ValueFormatter};
 use plotters::prelude::*;
 
 use super::report::{Bandwidth, Connections, Disk, Latency, Ping, Report, ending};
+use crate::fault::printable;
 
 /// Width of a drawing and height of each chart in pixels.
 const WIDTH: u32 = 1000;
@@ -250,6 +251,11 @@ fn add_disk(charts: &mut Charts<'_>) {
     }
 }
 
+/// Returns a text without the characters that XML cannot have.
+fn drawable(text: &str) -> String {
+    printable(text).replace(['\u{fffe}', '\u{ffff}'], "\u{fffd}")
+}
+
 /// The area that is drawn on.
 type Area<'s> = DrawingArea<SVGBackend<'s>, plotters::coord::Shift>;
 
@@ -279,7 +285,7 @@ fn draw_all(area: &Area<'_>, parts: &[Part<'_>]) -> Drawn<()> {
         match part {
             Part::Heading(lines) => {
                 for (line, top) in lines.iter().zip((10..).step_by(LINE as usize)) {
-                    here.draw(&Text::new(line.clone(), (12, top), ("sans-serif", 15)))?;
+                    here.draw(&Text::new(drawable(line), (12, top), ("sans-serif", 15)))?;
                 }
             }
             Part::Lines(chart) => draw_chart(&here, chart)?,
@@ -295,11 +301,11 @@ fn draw_bars(area: &Area<'_>, bars: &Bars) -> Drawn<()> {
     const NAMES: i32 = 320;
     const LONGEST: i32 = 440;
     let text = |text: String, at: (i32, i32), size: i32| Text::new(text, at, ("sans-serif", size));
-    area.draw(&text(bars.title.clone(), (12, 14), 18))?;
+    area.draw(&text(drawable(&bars.title), (12, 14), 18))?;
     let most = bars.bars.iter().map(|bar| bar.1).fold(f64::MIN_POSITIVE, f64::max);
     for ((name, value), top) in bars.bars.iter().zip((TITLE as i32..).step_by(BAR as usize)) {
         let end = NAMES + (value / most * f64::from(LONGEST)).round() as i32;
-        area.draw(&text(ending(name, 38), (24, top + 4), 14))?;
+        area.draw(&text(ending(&drawable(name), 38), (24, top + 4), 14))?;
         area.draw(&Rectangle::new([(NAMES, top), (end, top + BAR as i32 - 6)], color(0).filled()))?;
         area.draw(&text(number_label(value), (end + 8, top + 4), 14))?;
     }
@@ -323,7 +329,7 @@ fn draw_chart(area: &Area<'_>, chart: &Chart) -> Drawn<()> {
         if least.is_finite() { (least, most.max(least * 1.01)) } else { (0.5, 1.0) }
     };
     let (across, up) = (bounds(|point| point.0), bounds(|point| point.1));
-    let named = chart.series.iter().map(|series| ending(&series.name, 26));
+    let named = chart.series.iter().map(|series| ending(&drawable(&series.name), 26));
     let names: Vec<String> = named.filter(|name| !name.is_empty()).collect();
     let longest = names.iter().map(|name| name.chars().count()).max();
     let legend_pixels = longest.map_or(0, |letters| 36 + 8 * letters as u32);

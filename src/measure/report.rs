@@ -9,6 +9,8 @@ use std::time::{Duration, SystemTime};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
+use crate::fault::printable;
+
 /// Version of the JSON format, written under `"rdperf"`.
 pub const FORMAT: u32 = 1;
 
@@ -427,7 +429,7 @@ impl Report {
     pub fn to_text(&self) -> String {
         let mut text = String::new();
         if let Some(wire) = &self.wire {
-            let line = wire.line();
+            let line = printable(&wire.line());
             let line = if line.chars().count() > COLUMNS { line.replacen(", ", ",\n    ", 1) } else { line };
             let _ = writeln!(text, "{line}");
         }
@@ -445,7 +447,7 @@ impl Report {
         }
         let first = self.disk.first();
         let heading = first.map_or(String::new(), |row| {
-            format!("{}{}", row.path, if row.direct { "" } else { ", through the page cache (no O_DIRECT here)" })
+            printable(&row.path) + if row.direct { "" } else { ", through the page cache (no O_DIRECT here)" }
         });
         table(&mut text, &heading, &DISK, &self.disk);
         table(&mut text, "", &MEMORY, &self.memory);
@@ -457,8 +459,8 @@ impl Report {
         if let Some(rails) = &self.rails {
             table(&mut text, "", &WAYS, &rails.ways);
             text.push('\n');
-            for way in &rails.ways {
-                let _ = way.failed.iter().try_for_each(|reason| writeln!(text, "{}: {reason}", way.name));
+            for (name, reason) in rails.ways.iter().filter_map(|way| Some((&way.name, way.failed.as_ref()?))) {
+                let _ = writeln!(text, "{}: {}", printable(name), printable(reason));
             }
             let _ = writeln!(text, "{}", rails.sentence);
             return text;
@@ -531,7 +533,7 @@ const STAGES: [Column<Stage>; 6] = [
     ("each[ops/sec]", |row| format!("{:.1}", row.operations_s)),
     ("#bytes", |row| row.bytes.to_string()),
     ("parallel", |row| row.parallel.to_string()),
-    ("what", |row| ending(&row.what, 24)),
+    ("what", |row| ending(&printable(&row.what), 24)),
 ];
 
 const WAYS: [Column<Way>; 4] = [
@@ -541,7 +543,7 @@ const WAYS: [Column<Way>; 4] = [
         Some(_) => "failed".to_owned(),
     }),
     ("by", |row| row.medium.clone()),
-    ("network", |row| beginning(&row.name, 34)),
+    ("network", |row| beginning(&printable(&row.name), 34)),
 ];
 
 const CURVE: [Column<(u32, f64, f64, f64)>; 4] = [
@@ -720,6 +722,16 @@ mod tests {
             assert!(long.is_empty(), "{long:#?}");
         }
         assert_eq!(ending(&what, 5), "…path");
+    }
+
+    #[test]
+    fn names_reach_a_terminal_in_printable_form() {
+        let name = "a\u{1b}[31m\nb".to_owned();
+        let wire = Wire { route: name.clone(), ..report().wire.expect("it") };
+        let disk = vec![Disk { path: name.clone(), ..Disk::default() }];
+        let rails = Some(Rails { ways: vec![Way::failed(name.clone(), None, 2, name)], ..Rails::default() });
+        let text = Report { wire: Some(wire), disk, rails, ..Report::new() }.to_text();
+        assert!(text.matches("a\\u{1b}[31m\\nb").count() == 5 && !text.contains('\u{1b}'), "{text}");
     }
 
     #[test]

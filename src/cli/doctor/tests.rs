@@ -63,7 +63,7 @@ fn every_recorded_host_is_told_what_to_do() {
     is_fixed_by("connectx", &[]);
     is_fixed_by("no-device", &[]);
     is_fixed_by("roce-1024", &[("mtu-small", "by hand: ip link set dev enp65s0f0np0 mtu 9000")]);
-    is_fixed_by("pcie-x4", &[("pcie-slow", "by hand: move the card to a slot with 16 lanes")]);
+    is_fixed_by("pcie-x4", &[("pcie-slow", "by hand: move the card to a slot of 16 GT/s x16")]);
     is_fixed_by("memlock-64k", &[("memlock-none", "pam_limits.so"), ("not-registered", "pam_limits.so")]);
     is_fixed_by("memlock-8m", &[("memlock-small", memlock), ("registered-less", memlock)]);
     is_fixed_by("sriov", &[("guid-zero", "node_guid")]);

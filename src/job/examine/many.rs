@@ -12,7 +12,7 @@ use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use super::{EXAMINE_MAX, Examiner, NoWay, speed};
-use crate::control::frames::{Message, Report};
+use crate::control::frames::Message;
 use crate::fault::{Exit, Failure};
 use crate::job::{HERE, Job, LOOK_AGAIN, STOP_MAX, Setup, Update};
 use crate::measure::matrix::{Matrix, Measured, round, rounds, sampled};
@@ -320,9 +320,7 @@ impl Many {
         if let Some((host, fault)) = job.hops[hop].first_fault() {
             return Err(job.failure(host, fault).message.unwrap_or_else(|| "the measurement was stopped".to_owned()));
         }
-        let (hop, no_end) = (&job.hops[hop], || "neither end reported a result".to_owned());
-        let figures = hop.told().map(Report::moved).ok_or_else(no_end)?;
-        Ok(speed(&figures, hop.tunneled))
+        speed(&job.hops[hop]).ok_or_else(|| "neither end reported a result".to_owned())
     }
 
     /// Asks for the counters after the measurement.

@@ -1,6 +1,8 @@
 //! Checks of RDMA devices: their identity, ports, packet sizes, addresses and bus.
 
-use super::{is_like, load};
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{is_like, load, of_machine};
 use crate::measure::facts::{Device, Facts, Interface, Pci, Port};
 use crate::measure::finding::{Finding, Fix, Level};
 use crate::measure::words::{joined, link_rate, phrase};
@@ -30,6 +32,11 @@ fn is_zero(guid: &str) -> bool {
     guid.bytes().all(|byte| matches!(byte, b'0' | b':'))
 }
 
+/// Returns the PCI address that all functions of a card have in common.
+fn card(device: &Device) -> Option<&str> {
+    device.pci.as_ref()?.address.split('.').next()
+}
+
 pub(super) fn devices(facts: &Facts) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (at, device) in facts.devices.iter().enumerate() {
@@ -54,9 +61,7 @@ pub(super) fn devices(facts: &Facts) -> Vec<Finding> {
             findings.push(Finding::warning("device", "guid-zero", found, why, Fix::advice(advice)).about(name));
         } else if let Some(other) = facts.devices[..at].iter().find(|other| other.node_guid == *guid) {
             // Functions of the same adapter may share a GUID by design.
-            let function =
-                |device: &Device| device.pci.as_ref().map(|pci| pci.address.split('.').next().map(str::to_owned));
-            if function(other).is_none() || function(other) != function(device) {
+            if card(other).is_none() || card(other) != card(device) {
                 let finding = Finding::warning(
                     "device",
                     "guid-twice",
@@ -190,7 +195,7 @@ pub(super) fn gids(facts: &Facts) -> Vec<Finding> {
                 "gids-missing",
                 format!("none for RoCE v2, although {} has an address", port.interface),
                 "only RoCE v2 is routable, and peers expect it",
-                Fix::command(format!("cma_roce_mode -d {} -m 2", device.name)),
+                of_machine(facts, format!("cma_roce_mode -d {} -m 2", device.name)),
             )
         } else if port.gids_routable > 0 {
             let found = format!("{} in use, {} of them RoCE v2 with an IP address", port.gids, port.gids_routable);
@@ -233,7 +238,7 @@ pub(super) fn addresses(facts: &Facts) -> Vec<Finding> {
             (None, None) if works && facts.is_container => continue,
             (None, None) => {
                 let fix = if port.link_layer == "InfiniBand" {
-                    load("ib_ipoib")
+                    load(facts, "ib_ipoib")
                 } else {
                     Fix::advice("load the adapter's Ethernet driver; if this is a container, give it the interface")
                 };
@@ -296,7 +301,8 @@ fn shared_subnets(facts: &Facts) -> Vec<Finding> {
                     "subnet-twice",
                     format!("{name} ({}/{}) is in the same subnet as {one}", address.ip, address.prefix_bits),
                     "packets for one may be answered or sent by the other",
-                    Fix::command(
+                    of_machine(
+                        facts,
                         "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2 # or give each a subnet of its own",
                     ),
                 );
@@ -322,21 +328,35 @@ pub(super) fn pcie(facts: &Facts) -> Vec<Finding> {
         }
         let mbps = Pci::mbps(pci.speed, pci.width);
         let found = format!("{}: {:.0} Gbit/s", gts(pci.speed, pci.width), mbps as f64 / 1000.0);
-        let finding = if pci.speed < pci.speed_max || pci.width < pci.width_max {
-            let port = device.ports.iter().map(|port| port.rate_mbps).max().unwrap_or(0);
-            let why = if u64::from(port) > mbps {
-                format!("the port's {} cannot be reached", link_rate(port))
+        // All ports of a card share the link; those of virtual functions are the same ones.
+        let is_function = |other: &Device| card(other) == card(device) && !other.is_virtual_function;
+        let shares =
+            |other: &&Device| std::ptr::eq(*other, device) || is_function(other) && !device.is_virtual_function;
+        let ports = facts.devices.iter().filter(shares).flat_map(|device| &device.ports);
+        let by_ports: u64 = ports.filter(|port| port.is_active()).map(|port| u64::from(port.rate_mbps)).sum();
+        // The device of a bond has the rate of one port. Of a function's interfaces, such as those of partitions, the
+        // fastest counts.
+        let on_card = facts.interfaces.iter().filter(|one| one.is_up && one.pci.split('.').next() == card(device));
+        let known: BTreeSet<(&str, u32)> = on_card.map(|one| (&*one.pci, one.rate_mbps)).collect();
+        let functions: BTreeMap<&str, u32> = known.into_iter().collect();
+        let by_interfaces: u64 = functions.into_values().map(u64::from).sum();
+        let needed = if device.is_virtual_function { by_ports } else { by_ports.max(by_interfaces) };
+        let is_enough = (1..=mbps).contains(&needed);
+        let finding = if (pci.speed < pci.speed_max || pci.width < pci.width_max) && !is_enough {
+            let why = if needed > 0 {
+                format!("the {} of the card's ports cannot be reached", link_rate(needed))
             } else {
                 "it may be the bottleneck".to_owned()
             };
-            let (address, lanes) = (&pci.address, pci.width_max);
+            let (address, most) = (&pci.address, gts(pci.speed_max, pci.width_max));
             Finding::warning(
                 "pcie",
                 "pcie-slow",
-                format!("{found}; the card supports {}", gts(pci.speed_max, lanes)),
+                format!("{found}; the card supports {most}"),
                 why,
                 Fix::advice(format!(
-                    "move the card to a slot with {lanes} lanes, or reseat it; lspci -vv -s {address} shows LnkCap and LnkSta"
+                    "move the card to a slot of {most}, or reseat it; the BIOS may limit the slot; lspci -vv -s {address} \
+                     shows LnkCap and LnkSta"
                 )),
             )
         } else {
@@ -350,7 +370,8 @@ pub(super) fn pcie(facts: &Facts) -> Vec<Finding> {
 pub(super) fn numa(facts: &Facts) -> Vec<Finding> {
     let attached = facts.devices.iter().filter(|device| device.numa_node >= 0 && facts.numa_nodes > 1);
     let finding = |device: &Device| {
-        let found = format!("attached to node {} of {}", device.numa_node, facts.numa_nodes);
+        // Numbers of nodes may have gaps.
+        let found = format!("attached to node {}; there are {} nodes", device.numa_node, facts.numa_nodes);
         Finding::well("numa", "numa", found).about(&device.name)
     };
     attached.map(finding).collect()
@@ -361,10 +382,11 @@ pub(super) fn iommu(facts: &Facts) -> Vec<Finding> {
     let finding = |device: &Device| {
         // A virtual function passed to a guest is always translated, but not by this kernel.
         let finding = if device.iommu.starts_with("DMA") && !device.is_virtual_function {
-            // The first word is x86's, the second is also ARM's.
-            let fix = if is_like(facts, &["fedora", "rhel", "centos", "amzn"]) {
+            // The first word is x86's, the second is also ARM's. A container's system is not the machine's.
+            let is_like = |names: &[&str]| !facts.is_container && is_like(facts, names);
+            let fix = if is_like(&["fedora", "rhel", "centos", "amzn"]) {
                 Fix::command("grubby --update-kernel=ALL --args='iommu=pt iommu.passthrough=1' # then restart")
-            } else if is_like(facts, &["debian", "ubuntu"]) {
+            } else if is_like(&["debian", "ubuntu"]) {
                 Fix::command(
                     "mkdir -p /etc/default/grub.d && printf 'GRUB_CMDLINE_LINUX=\"%s iommu=pt iommu.passthrough=1\"\\n' \
                      \"\\$GRUB_CMDLINE_LINUX\" >/etc/default/grub.d/iommu-pt.cfg && update-grub # then restart",
@@ -382,8 +404,10 @@ pub(super) fn iommu(facts: &Facts) -> Vec<Finding> {
                 "registering memory takes longer, and misses in the IOMMU's cache reduce throughput",
                 fix,
             )
-        } else {
+        } else if device.is_virtual_function || matches!(&*device.iommu, "" | "identity") {
             Finding::well("iommu", "iommu-passed", "does not translate the device's accesses")
+        } else {
+            Finding::well("iommu", "iommu-unknown", "the system does not tell whether it translates")
         };
         finding.about(&device.name)
     };

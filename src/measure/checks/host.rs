@@ -2,11 +2,11 @@
 
 use rustix::io::Errno;
 
-use super::{is_like, load};
+use super::{is_like, load, of_machine};
 use crate::fault::os;
 use crate::measure::facts::{Facts, Interface, Node};
 use crate::measure::finding::{Finding, Fix, Level};
-use crate::measure::words::{gib, joined, link_rate};
+use crate::measure::words::{gib, joined, link_rate, phrase};
 
 /// Maximum number of interfaces that are listed.
 const LISTED_MAX: usize = 4;
@@ -32,8 +32,12 @@ const CAPPED_PERCENT: u64 = 90;
 pub(super) fn host(facts: &Facts) -> Vec<Finding> {
     let parts = [
         if facts.system.is_empty() { "Linux".to_owned() } else { facts.system.clone() },
-        format!("kernel {}", facts.kernel),
-        if facts.processors > 0 { format!("{} processors", facts.processors) } else { String::new() },
+        phrase("kernel", &facts.kernel),
+        match (facts.processors, facts.confined_to()) {
+            (0, _) => String::new(),
+            (all, Some(usable)) => format!("{all} processors, {usable} usable"),
+            (all, None) => format!("{all} processors"),
+        },
         if facts.memory_kib > 0 { gib(facts.memory_kib) } else { String::new() },
         if facts.is_container { "a container".to_owned() } else { String::new() },
     ];
@@ -156,7 +160,7 @@ pub(super) fn modules(facts: &Facts) -> Vec<Finding> {
             "adapter-without-module",
             format!("{name} ({driver}) can do RDMA, but {module} is not loaded"),
             "data goes over TCP, which is slower and takes more processor time",
-            load(module),
+            load(facts, module),
         );
         findings.push(finding.about(name));
     }
@@ -170,7 +174,7 @@ pub(super) fn modules(facts: &Facts) -> Vec<Finding> {
                 "module-missing",
                 format!("{module} is not loaded"),
                 "programs need it to use the RDMA device",
-                load(module),
+                load(facts, module),
             ));
         }
     }
@@ -204,8 +208,12 @@ pub(super) fn nodes(facts: &Facts) -> Vec<Finding> {
 
 /// Reports a device file that could not be opened.
 fn unopened(path: &str, error: Errno, is_container: bool) -> Finding {
-    let container =
-        || Fix::advice(format!("start the container with --device {path}, or with --device /dev/infiniband"));
+    let container = || {
+        Fix::advice(format!(
+            "start the container with --device {path}, or with --device /dev/infiniband; in Kubernetes, request the \
+             adapter from its device plugin"
+        ))
+    };
     let (code, found, why, fix) = match error {
         Errno::NOENT => {
             let (why, fix) = if is_container {
@@ -280,7 +288,10 @@ pub(super) fn cpu(facts: &Facts) -> Vec<Finding> {
             "governor-saves",
             joined([governors.clone(), driver], " "),
             "processors in power-saving states add latency, and limit the rate of fast links",
-            Fix::command("echo performance | tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor >/dev/null"),
+            of_machine(
+                facts,
+                "echo performance | tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor >/dev/null",
+            ),
         ));
     }
     if cpu.allowed_khz > 0 && cpu.allowed_khz / CAPPED_PERCENT < cpu.most_khz / 100 && facts.is_fast() {
@@ -289,7 +300,8 @@ pub(super) fn cpu(facts: &Facts) -> Vec<Finding> {
             "cpu-capped",
             format!("limited to {:.1} of {:.1} GHz", cpu.allowed_khz as f64 / 1e6, cpu.most_khz as f64 / 1e6),
             "encrypting and copying data is only as fast as the processors",
-            Fix::command(
+            of_machine(
+                facts,
                 "for d in /sys/devices/system/cpu/cpu*/cpufreq; do cat \"$d/cpuinfo_max_freq\" >\"$d/scaling_max_freq\"; done",
             ),
         ));

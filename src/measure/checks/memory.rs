@@ -1,5 +1,6 @@
 //! Checks of memory: how much may be locked, and how much can be registered.
 
+use super::of_machine;
 use crate::measure::facts::Facts;
 use crate::measure::finding::{Finding, Fix};
 use crate::measure::gather::WANTED_BYTES;
@@ -31,7 +32,7 @@ fn mebibytes(bytes: u64) -> String {
 /// Returns how to raise the limit on locked memory.
 fn raise_limit(facts: &Facts) -> Fix {
     if facts.is_container {
-        Fix::advice("start the container with --ulimit memlock=-1")
+        Fix::advice("start the container with --ulimit memlock=-1; in Kubernetes, add the capability IPC_LOCK")
     } else if facts.ssh.is_empty() {
         Fix::command(MEMLOCK_FIX)
     } else {
@@ -128,10 +129,11 @@ fn enlarge_mlx4(facts: &Facts) -> Fix {
     let kib = facts.memory_kib.saturating_mul(2).max(1);
     // The logarithm, rounded up. A page has 4 KiB, and the driver takes 2^31 of them at most.
     let log_pages = (u64::BITS - (kib - 1).leading_zeros()).saturating_sub(2).min(31);
-    Fix::command(format!(
+    let command = format!(
         "echo \"options mlx4_core log_num_mtt=$(({log_pages} - $(cat /sys/module/mlx4_core/parameters/log_mtts_per_seg)))\" \
          >/etc/modprobe.d/zz-rdma-pipe.conf # then restart"
-    ))
+    );
+    of_machine(facts, command)
 }
 
 pub(super) fn huge_pages(facts: &Facts) -> Vec<Finding> {

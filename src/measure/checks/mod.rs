@@ -45,9 +45,18 @@ fn is_like(facts: &Facts, names: &[&str]) -> bool {
     facts.family.split([' ', '"']).any(|id| names.contains(&id))
 }
 
+/// Returns a command that changes a machine's kernel. In a container it cannot be run, so it is an advice there.
+fn of_machine(facts: &Facts, command: impl Into<String>) -> Fix {
+    let command = command.into();
+    if facts.is_container {
+        return Fix::advice(format!("on the container's machine, as root: {command}"));
+    }
+    Fix::command(command)
+}
+
 /// Returns a command that loads a module now and at every boot.
-fn load(module: &str) -> Fix {
-    Fix::command(format!("modprobe {module} && echo {module} >/etc/modules-load.d/{module}.conf"))
+fn load(facts: &Facts, module: &str) -> Fix {
+    of_machine(facts, format!("modprobe {module} && echo {module} >/etc/modules-load.d/{module}.conf"))
 }
 
 #[cfg(test)]

@@ -64,7 +64,7 @@ fn agent(path: &Path) -> Vec<Finding> {
             "ssh",
             "agent-slow",
             format!("the agent answered after {after}"),
-            "every copy takes that long to start",
+            "every copy takes that long to start, unless ssh asked for a password or about the host's key",
             Fix::advice(
                 "ssh -v shows what it waits for: often UseDNS or GSSAPIAuthentication; set them to `no` in sshd_config",
             ),
@@ -382,20 +382,30 @@ fn bandwidth(path: &Path) -> Vec<Finding> {
             let ceiling = ceiling_mbps(path, speed);
             let low = if speed.medium == "rdma" { RDMA_LOW_PERCENT } else { TCP_LOW_PERCENT };
             let found = bandwidth_words(speed, ceiling);
-            // The processors may be the limit. The share then says nothing about the network, but the rate is just as
-            // low.
+            // Several networks together may exceed the ceiling, which is that of one. The processors may be the limit.
+            // The share then says nothing about the network, but the rate is just as low.
             if ceiling == 0 || speed.mbps() >= ceiling / 100 * low {
                 return vec![Finding::well("bandwidth", "bandwidth", found)];
             }
             let advice = match speed.limiter.as_str() {
                 "cpu" => {
-                    "the processors are the limit; use a faster governor, RDMA, or, on a network that you trust, \
-                     --encrypt never"
+                    let confined = [&path.here, &path.there].into_iter().filter_map(|facts| {
+                        let Facts { host, processors, .. } = facts;
+                        let usable = facts.confined_to()?;
+                        Some(format!("give the container or job on {host} more than {usable} of {processors}; "))
+                    });
+                    format!(
+                        "the processors are the limit; {}use a faster governor, RDMA, or, on a network that you \
+                         trust, --encrypt never",
+                        confined.collect::<String>()
+                    )
                 }
                 "wire" | "credits" => {
                     "look for losses and congestion: ethtool -S INTERFACE, and flow control (PFC) on a RoCE network"
+                        .to_owned()
                 }
-                _ => "run rddoctor with a longer --seconds; other traffic or processes may have interfered",
+                "sink" => format!("the receiver is behind; see what else runs on {}", path.there.host),
+                _ => "run rddoctor with a longer --seconds; other traffic or processes may have interfered".to_owned(),
             };
             let why = "the link can carry more";
             vec![Finding::warning("bandwidth", "bandwidth-low", found, why, Fix::advice(advice))]
@@ -403,12 +413,12 @@ fn bandwidth(path: &Path) -> Vec<Finding> {
     }
 }
 
-/// Describes the bandwidth. `ceiling`: the most that the link allows, in Mbit/s; 0 if unknown.
+/// Describes the bandwidth. `ceiling`: the most that one link allows, in Mbit/s; 0 if unknown.
 fn bandwidth_words(speed: &Speed, ceiling: u64) -> String {
     let rate = rate_words(speed.bytes as f64 / speed.micros.max(1) as f64 * 1e6);
     let share = speed.mbps().saturating_mul(100).checked_div(ceiling);
-    let of = share.map(|share| format!("{share} % of the link's {}", rate_words(ceiling as f64 * 1e6 / 8.0)));
-    let of = of.unwrap_or_default();
+    let links = if speed.rails > 1 { "one link's" } else { "the link's" };
+    let of = share.map(|share| format!("{share} % of {links} {}", rate_words(ceiling as f64 * 1e6 / 8.0)));
     let limiter = match speed.limiter.as_str() {
         "source" => "limited by reading memory",
         "cpu" => "limited by processors",
@@ -424,7 +434,7 @@ fn bandwidth_words(speed: &Speed, ceiling: u64) -> String {
         _ => "",
     };
     let through = if speed.is_tunneled { "through ssh" } else { "" };
-    joined([rate, medium.to_owned(), through.to_owned(), of, limiter.to_owned()], ", ")
+    joined([rate, medium.to_owned(), through.to_owned(), of.unwrap_or_default(), limiter.to_owned()], ", ")
 }
 
 /// Returns the rate of the host's fastest adapter in Mbit/s, limited by the adapter's bus, and the adapter's MTU. A
@@ -440,7 +450,7 @@ fn best_adapter(facts: &Facts) -> Option<(u64, u64)> {
     facts.rdma.iter().filter(|known| known.is_hardware).map(of).max()
 }
 
-/// Returns what the slower end's link or bus can carry as payload, in Mbit/s; 0 if no hardware reports its rate.
+/// Returns what the slower end's fastest link or bus can carry as payload, in Mbit/s; 0 if no hardware reports a rate.
 pub(super) fn ceiling_mbps(path: &Path, speed: &Speed) -> u64 {
     if path.is_one_machine || speed.is_tunneled {
         return 0;

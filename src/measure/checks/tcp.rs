@@ -4,6 +4,7 @@
 //! (`tcp_rmem`) and the sender's buffer (`tcp_wmem`), as described in tcp(7) and in the kernel's
 //! Documentation/networking/ip-sysctl.rst.
 
+use super::of_machine;
 use super::path::ceiling_mbps;
 use crate::measure::Path;
 use crate::measure::facts::{Facts, TcpSettings};
@@ -26,9 +27,6 @@ const LONG_MICROS: u64 = 10_000;
 const BUFFER_BYTES_MAX: u64 = 1 << 30;
 
 const MIB: u64 = 1 << 20;
-
-/// Added to a fix, because a setting is lost at a restart unless a file has it.
-const KEEP: &str = "# a file in /etc/sysctl.d keeps it";
 
 /// Checks TCP, given the findings about the counters of both hosts (`counted`). Reports nothing if the data does not go
 /// by TCP between two hosts, or if a round trip or a rate was not measured.
@@ -100,9 +98,16 @@ fn window(host: &Facts, settings: &TcpSettings, in_flight: u64, mbps: u64, micro
             link_rate(mbps)
         ),
         "copies take seconds to open that many, or do not fill the link; programs with one connection never do",
-        Fix::command(format!("sysctl -w net.ipv4.tcp_rmem='{receive}' net.ipv4.tcp_wmem='{send}' {KEEP}")),
+        set(host, &format!("sysctl -w net.ipv4.tcp_rmem='{receive}' net.ipv4.tcp_wmem='{send}'")),
     );
     Some(finding.about(&host.host))
+}
+
+/// Returns a command that changes settings of TCP. They are lost at a restart unless a file has them.
+fn set(host: &Facts, command: &str) -> Fix {
+    let taken_over =
+        if host.is_container { "; a container with a network of its own takes it over when it is started" } else { "" };
+    of_machine(host, format!("{command} # a file in /etc/sysctl.d keeps it{taken_over}"))
 }
 
 fn size(bytes: u64) -> String {
@@ -116,8 +121,9 @@ fn congestion(host: &Facts, settings: &TcpSettings, micros: u64, lost: bool) -> 
         return None;
     }
     let seen = if lost { ", and packets are lost" } else { "" };
-    // bbr paces what is sent. fq does the pacing at less cost than the kernel's own timers.
-    let fair = if settings.qdisc == "fq" { "" } else { " net.core.default_qdisc=fq" };
+    // bbr paces what is sent. fq does the pacing at less cost than the kernel's own timers. Only the machine's own
+    // network namespace has the setting.
+    let fair = if matches!(&*settings.qdisc, "" | "fq") { "" } else { " net.core.default_qdisc=fq" };
     let has_bbr = settings.available.iter().any(|name| name == "bbr");
     let load = if has_bbr { "" } else { "modprobe tcp_bbr && " };
     let finding = Finding::warning(
@@ -125,7 +131,7 @@ fn congestion(host: &Facts, settings: &TcpSettings, micros: u64, lost: bool) -> 
         "congestion-control",
         format!("{control} at a round trip of {}{seen}", time(micros)),
         "it treats every loss as congestion, and recovers slowly",
-        Fix::command(format!("{load}sysctl -w net.ipv4.tcp_congestion_control=bbr{fair} {KEEP}")),
+        set(host, &format!("{load}sysctl -w net.ipv4.tcp_congestion_control=bbr{fair}")),
     );
     Some(finding.about(&host.host))
 }

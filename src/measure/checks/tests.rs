@@ -80,7 +80,7 @@ fn a_healthy_adapter_has_every_check_and_all_is_well() {
         ("libraries", "rdma-core 44.0"),
         ("mtu", "4096 bytes (enp65s0f0np0 has MTU 9000)"),
         ("pcie", "16 GT/s x16: 252 Gbit/s"),
-        ("numa", "attached to node 1 of 2"),
+        ("numa", "attached to node 1; there are 2 nodes"),
         ("gids", "4 in use, 1 of them RoCE v2 with an IP address"),
     ] {
         says(one_of(&findings, check), check, found);
@@ -150,6 +150,31 @@ fn a_slot_with_too_few_lanes() {
     assert_eq!((found.check, found.about.as_str(), found.level), ("pcie", "mlx5_0", Level::Warning));
     says(&found, "pcie-slow", "16 GT/s x4: 63 Gbit/s; the card supports 16 GT/s x16");
     assert!(found.why.contains("100 Gbit/s") && fix(&found).contains("lspci -vv -s 0000:41:00.0"), "{found:#?}");
+    assert!(fix(&found).starts_with("move the card to a slot of 16 GT/s x16, "), "{found:#?}");
+    // Both ports of a card share its link.
+    let pcie = |rate_mbps| {
+        let mut recorded = facts("badly-tuned");
+        recorded.devices.iter_mut().for_each(|device| device.ports[0].rate_mbps = rate_mbps);
+        recorded.interfaces.iter_mut().for_each(|interface| interface.rate_mbps = rate_mbps);
+        examine(&recorded).into_iter().find(|finding| finding.check == "pcie").expect("it")
+    };
+    assert!(pcie(100_000).why.contains("200 Gbit/s"));
+    says(&pcie(50_000), "pcie", "8 GT/s x16: 126 Gbit/s");
+    assert_eq!(pcie(0).code, "pcie-slow", "it is unknown what they need");
+    // Interfaces of partitions and virtual functions have no port of their own.
+    let mut recorded = facts("connectx");
+    recorded.devices[0].pci.as_mut().expect("it").speed = 80;
+    let own = recorded.interfaces[0].clone();
+    let partition = Interface { name: "ib0.8001".to_owned(), ..own.clone() };
+    recorded.interfaces.extend([partition, facts("sriov").interfaces[0].clone()]);
+    says(one_of(&examine(&recorded), "pcie"), "pcie", "8 GT/s x16: 126 Gbit/s");
+    // A bond has one device for both ports, with the rate of one.
+    recorded.interfaces.push(Interface { pci: "0000:41:00.1".to_owned(), ..own });
+    let findings = examine(&recorded);
+    assert!(one_of(&findings, "pcie").why.contains("200 Gbit/s"), "{findings:#?}");
+    // A virtual function has only its own share.
+    recorded.devices[0].is_virtual_function = true;
+    assert_eq!(one_of(&examine(&recorded), "pcie").code, "pcie");
 }
 
 #[test]
@@ -236,7 +261,44 @@ fn a_container_that_was_given_one_adapter_of_several() {
     recorded.devices[7].ports[0].link_layer = "InfiniBand".to_owned();
     let found = bad(examine(&recorded));
     let last = found.iter().rfind(|finding| finding.code == "interface-missing").expect("it");
-    assert!(fix(last).starts_with("modprobe ib_ipoib"), "{last:#?}");
+    assert!(matches!(&last.fix, Some(Fix::Do(advice)) if advice.contains(": modprobe ib_ipoib")), "{last:#?}");
+}
+
+#[test]
+fn what_a_container_cannot_change_is_no_command() {
+    let recorded = Facts { is_container: true, ..facts("badly-tuned") };
+    let found = bad(examine(&recorded));
+    assert_eq!(found.len(), 5, "{found:#?}");
+    for finding in found {
+        let Some(Fix::Do(advice)) = &finding.fix else { panic!("{finding:#?}") };
+        // Its system may be another than the machine's.
+        assert!(!advice.contains("update-grub"), "{advice}");
+        // Nor is a container to be started anew for what its machine does.
+        assert!(!advice.contains("is started"), "{advice}");
+    }
+}
+
+#[test]
+fn processors_that_may_not_be_used() {
+    let host = |facts: &Facts| one_of(&examine(facts), "host").found.clone();
+    let found = |processors, usable| host(&Facts { processors, usable, ..Facts::default() });
+    assert_eq!(found(128, Some(2)), "Linux, 128 processors, 2 usable");
+    for usable in [None, Some(128), Some(u32::MAX)] {
+        assert_eq!(found(128, usable), "Linux, 128 processors");
+    }
+    // Nor is the kernel known where /proc is hidden.
+    assert_eq!(found(0, Some(1)), "Linux");
+}
+
+#[test]
+fn what_an_iommu_does_is_not_guessed() {
+    let mut recorded = facts("connectx");
+    for (iommu, code) in
+        [("", "passed"), ("identity", "passed"), ("DMA", "translates"), ("unknown", "unknown"), ("blocked", "unknown")]
+    {
+        recorded.devices[0].iommu = iommu.to_owned();
+        assert_eq!(one_of(&examine(&recorded), "iommu").code, format!("iommu-{code}"), "{iommu}");
+    }
 }
 
 #[test]

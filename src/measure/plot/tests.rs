@@ -51,6 +51,20 @@ fn svg_has_a_line_for_each_run() {
     assert_eq!(text.matches("stroke-width=\"2\"").count(), 2 * (2 + 1 + 1 + 3), "a line for each");
 }
 
+#[test]
+fn any_name_is_drawn_as_xml() {
+    let name = "a\u{1b}\n<b>&\u{ffff}".to_owned();
+    let disk = |depth| Disk { path: name.clone(), action: name.clone(), depth, mib_s: 1.0, ..Disk::default() };
+    let stage = Stage { what: name.clone(), mib_s: 1.0, ..Stage::default() };
+    let limits = Limits { stages: vec![stage], limit: name.clone(), ..Limits::default() };
+    let report = Report { disk: vec![disk(1), disk(2)], limits: Some(limits), ..Report::new() };
+    for reports in [vec![(name.clone(), &report)], vec![(name.clone(), &report), (name.clone(), &report)]] {
+        let text = draw(&reports).expect("something");
+        assert!(!text.contains(['\u{1b}', '\u{fffe}', '\u{ffff}']), "no XML: {text}");
+        assert!(text.matches("a\\u{1b}\\n&lt;b&gt;&amp;\u{fffd}").count() > 2, "{text}");
+    }
+}
+
 /// Draws the charts of a single report.
 fn drawn(report: &Report) -> String {
     draw(&[(String::new(), report)]).expect("something")

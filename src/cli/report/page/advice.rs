@@ -3,7 +3,7 @@
 use super::CameTo;
 use crate::cli::report::limiter_line;
 use crate::cli::report::record::{Record, Weight};
-use crate::engine::{Wait, Waits};
+use crate::engine::{View, Wait, Waits};
 use crate::job::event::End;
 
 /// Minimum share of the time for which something must be waited for to be worth changing.
@@ -27,7 +27,8 @@ pub(super) fn lines(record: &Record, came_to: CameTo<'_>) -> Vec<String> {
             lines.extend(figures.and_then(limiter_line).map(|line| capital(&line)));
             match limiter {
                 Some(limiter) if limiter.share >= SHARE_MIN => {
-                    lines.extend(of_wait(limiter.what, &transfer.transport, transfer.encrypted));
+                    let view = figures.map_or(View::Both, |figures| figures.view);
+                    lines.extend(of_wait(record, limiter.what, view, &transfer.transport, transfer.encrypted));
                 }
                 Some(_) => {
                     lines.push("No single part was the limit for most of the time: they are well matched.".to_owned())
@@ -45,7 +46,8 @@ pub(super) fn lines(record: &Record, came_to: CameTo<'_>) -> Vec<String> {
                     let is_it = |from: &str, to: &str| limiter.name == format!("the hop {from} -> {to}");
                     let hop = pipeline.hops.iter().find(|hop| is_it(&hop.from, &hop.to));
                     let (transport, is_encrypted) = hop.map_or(("", false), |hop| (&*hop.transport, hop.encrypted));
-                    lines.extend(of_wait(wait_of_hop(record, is_it), transport, is_encrypted));
+                    let wait = wait_of_hop(record, is_it);
+                    lines.extend(of_wait(record, wait, View::Both, transport, is_encrypted));
                 } else {
                     lines.push(
                         "This command holds up the others: give it more processors, a faster disk, or less work, such \
@@ -91,15 +93,20 @@ fn of_failure(record: &Record, came_to: CameTo<'_>, exit: u8) -> Option<String> 
     Some(line.to_owned())
 }
 
-fn of_wait(wait: Wait, transport: &str, is_encrypted: bool) -> Vec<String> {
+/// Returns what to change if this is waited for. `view`: which ends know that.
+fn of_wait(record: &Record, wait: Wait, view: View, transport: &str, is_encrypted: bool) -> Vec<String> {
     let line = match wait {
         Wait::Source => {
             "A faster source would help: the disk or program that the data comes from. rdperf HOST:PATH limits \
              measures source, wire and sink separately."
         }
-        Wait::Sink => {
+        Wait::Sink if record.command == "rdcp" => {
             "A faster sink would help: the disk or program that the data goes to. --fsync and --verify=disk also \
              wait for the disk. rdperf HOST:PATH limits measures the sink separately."
+        }
+        Wait::Sink => {
+            "A faster sink would help: the disk or program that the data goes to. rdperf HOST:PATH limits measures \
+             the sink separately."
         }
         Wait::Cpu if is_encrypted => {
             "The processors are the limit, for encryption and compression: use --compress off, run fewer other \
@@ -107,6 +114,13 @@ fn of_wait(wait: Wait, transport: &str, is_encrypted: bool) -> Vec<String> {
         }
         Wait::Cpu => "The processors are the limit: use --compress off, or run fewer other programs.",
         Wait::Credits => "The receiver had no room: use a larger --buffer there, or a faster sink.",
+        // The report of a copy's other end has not arrived.
+        Wait::Wire if view != View::Both && record.command == "rdcp" => return Vec::new(),
+        Wait::Wire if view != View::Both => {
+            let line = "If the other end's --report also names the wire, that is the limit: rdsend --compress auto \
+                        sends fewer bytes. Otherwise that report names the limit.";
+            return vec![line.to_owned()];
+        }
         Wait::Wire => {
             "The wire is the limit: use --compress auto to send fewer bytes, or --via to select a faster network."
         }

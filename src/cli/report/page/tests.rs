@@ -1,4 +1,5 @@
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::Duration;
 
 use quick_xml::Reader;
@@ -6,7 +7,8 @@ use quick_xml::events::Event as Xml;
 
 use super::*;
 use crate::cli::report::hosts::Holding;
-use crate::fault::{Exit, escaped};
+use crate::cli::report::{REPORT, prepared};
+use crate::fault::{Exit, Failure, escaped};
 use crate::job::event::{Pipeline, Transfer};
 use crate::job::progress::{HostShown, HostStanding};
 use crate::tree::progress::Amount;
@@ -231,15 +233,41 @@ fn what_it_says_is_what_happened() {
 }
 
 #[test]
+fn one_end_blames_nothing_that_only_the_other_knows() {
+    let wire = Waits { wire: 2.0, ..Waits::default() };
+    let sink = Waits { sink: 2.0, ..Waits::default() };
+    let wire_advice = "The wire is the limit: use --compress auto to send fewer bytes, or --via";
+    let compared = "If the other end's --report also names the wire, that is the limit: rdsend --compress auto ";
+    for (command, view, waits, advice) in [
+        ("rdsend", View::Sender, wire, compared),
+        ("rdrecv", View::Receiver, wire, compared),
+        ("rdrecv", View::Receiver, sink, "A faster sink would help"),
+        ("rdcp", View::Sender, wire, "Limited by the wire or the receiver, "),
+        ("rdcp", View::Both, wire, wire_advice),
+        ("rdcp", View::Both, sink, "--fsync and --verify=disk also wait for the disk"),
+    ] {
+        let figures = Figures { view, waits, ..figures(1 << 30) };
+        let end = End::Transfer(Box::new(Transfer::new(&figures, None)));
+        let page =
+            parsed(&render(&Record::new(command), CameTo { end: &end, figures: Some(&figures), copied: None })).text;
+        assert!(page.contains(advice), "{command}: {page}");
+        for option in ["--via", "--fsync", "The wire is the limit", "The data went over TCP"] {
+            assert!(view == View::Both || !page.contains(option), "{command}: {option}: {page}");
+        }
+        assert_eq!(page.contains("--report"), advice == compared, "{command}: {page}");
+    }
+}
+
+#[test]
 fn a_page_is_there_when_it_is_whole_and_refused_where_it_cannot_be() {
     let scratch = tempfile::tempdir().expect("a directory");
     let path = scratch.path().join("r.html");
-    let page = Page::open(&path).expect("made");
+    let page = prepared("--report FILE.html", REPORT, &path).expect("made");
     assert!(!path.exists());
     drop(page);
     assert_eq!(scratch.path().read_dir().expect("entries").count(), 0);
     for none in ["-", "/", "/no/such/directory/r.html", "/dev/null"] {
-        let failure = Page::open(Path::new(none)).err().expect("refused");
+        let failure = prepared("--report FILE.html", REPORT, Path::new(none)).err().expect("refused");
         assert_eq!(failure.exit, Exit::Usage, "{none}");
     }
 }

@@ -252,6 +252,22 @@ fn speeds() {
     assert!(bad(compare(&way)).is_empty());
     way.speed = with(1_000_000_000, "tcp");
     assert_eq!(bad(compare(&way))[0].level, Level::Warning);
+    // Nor may they all be usable.
+    way.speed.as_mut().expect("it").as_mut().expect("it").limiter = "cpu".to_owned();
+    (way.there.processors, way.there.usable) = (128, Some(2));
+    let found = bad(compare(&way));
+    assert!(fix(&found[0]).contains("; give the container or job on node2 more than 2 of 128; use a "), "{found:#?}");
+    way.speed.as_mut().expect("it").as_mut().expect("it").limiter = "sink".to_owned();
+    assert_eq!(fix(&bad(compare(&way))[0]), "the receiver is behind; see what else runs on node2");
+    // Two networks may carry more than one, and how much more is unknown.
+    for (bytes, code, found) in [
+        (46_000_000_000, "bandwidth", "23.00 GB/s, RDMA, 187 % of one link's 12.25 GB/s"),
+        (10_000_000_000, "bandwidth-low", "5.00 GB/s, RDMA, 40 % of one link's 12.25 GB/s"),
+    ] {
+        way.speed = with(bytes, "rdma");
+        way.speed.as_mut().expect("it").as_mut().expect("it").rails = 2;
+        says(one_of(&compare(&way), "bandwidth"), code, found);
+    }
     // The capacity of software is unknown.
     way.speed = with(1, "rdma-software");
     assert!(bad(compare(&way)).is_empty());
@@ -263,6 +279,8 @@ fn speeds() {
     way.there.program = "9.9.9".to_owned();
     let found = bad(compare(&way));
     assert_eq!((found[0].code, found[1].code), ("agent-slow", "versions"));
+    // A person may have typed all that time.
+    assert!(found[0].why.contains(", unless ssh asked for a password"), "{found:#?}");
 }
 
 /// Returns two hosts on a line of 1 Gbit/s and 50 ms, with the kernel's defaults: 6.25 MB are in flight, a window is 2
@@ -372,6 +390,16 @@ fn congestion_control_on_a_long_line() {
     settings.available.push("bbr".to_owned());
     let (_, _, command) = control(&way).expect("reno is slow");
     assert!(command.starts_with(&format!("{set} #")), "{command}");
+    // Another network namespace has no qdisc of its own, and a container cannot change its machine.
+    let settings = way.there.tcp.as_mut().expect("set");
+    settings.qdisc.clear();
+    let (_, _, command) = control(&way).expect("reno is slow");
+    assert!(command.starts_with(&format!("{set} #")), "{command}");
+    way.there.is_container = true;
+    let found = of_tcp(&way);
+    let Some(Fix::Do(advice)) = &found[0].fix else { panic!("{found:#?}") };
+    assert!(advice.starts_with(&format!("on the container's machine, as root: {set} #")), "{advice}");
+    assert!(advice.ends_with("; a container with a network of its own takes it over when it is started"), "{advice}");
     // Within a building the congestion control does not matter.
     way.to_there.as_mut().expect("it").as_mut().expect("it")[0].micros = 500;
     assert_eq!(control(&way), None);

@@ -296,18 +296,19 @@ fn connections_of_an_earlier_measurement_are_not_taken_for_the_next() {
 
 #[test]
 fn a_lost_link_ends_it() {
-    let server = Server::start();
-    let proxy = Proxy::start(server.port, Plan::default());
-    let mut command = rdperf();
-    command.args([&format!("127.0.0.1:{}", proxy.port()), "bw", "--duration", "60"]).env("RD_KEY", KEY);
-    let mut process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
-    let until = std::time::Instant::now() + PATIENCE;
-    while proxy.forwarded(Way::Up) < 1 << 20 {
-        assert!(std::time::Instant::now() < until, "nothing is measured: {}", process.stderr());
-        std::thread::sleep(Duration::from_millis(5));
+    let scratch = Scratch::new();
+    // The second has measured latencies before, which are kept.
+    for (mode, how, at) in [(Some("bw"), ["--duration", "60"], 1 << 20), (None, ["--iterations", "2000"], 32 << 20)] {
+        let server = Server::start();
+        let proxy = Proxy::start(server.port, Plan { resets_at: vec![at], ..Plan::default() });
+        let mut command = rdperf();
+        command.arg(format!("127.0.0.1:{}", proxy.port())).args(mode).arg("--json").args(how);
+        let report = fs::File::create(scratch.join("report")).expect("a file");
+        let mut process = Process::spawn(command.env("RD_KEY", KEY).stdin(Stdio::null()).stdout(report));
+        process.wait_for(PATIENCE).expect(4).one_line("rdperf", &["lost"]);
+        let text = fs::read_to_string(scratch.join("report")).expect("a file");
+        assert_eq!(text.contains("\"latency\""), mode.is_none(), "{text}");
     }
-    proxy.reset_all();
-    process.wait_for(Duration::from_secs(10)).expect(4).one_line("rdperf", &["lost"]);
 }
 
 /// Makes a launcher that runs the agent on this host. Returns the options that select it.

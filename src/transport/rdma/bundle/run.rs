@@ -213,13 +213,9 @@ impl RdmaGroup {
             pair.send(place as u32, SEND_SLOT, CREDIT_BYTES, false, true)?;
             pair.greeted = true;
         }
-        while self.pairs.iter().any(|pair| pair.outstanding() > 0) {
-            self.step("sending the first messages", deadline, |group, work, _| {
-                if let Work::Send { place } = work {
-                    group.pairs[place as usize].sent();
-                }
-                Ok(())
-            })?;
+        // Sends of an echo that asked for no completion stay outstanding until a later one covers them.
+        while self.pairs.iter().any(|pair| !pair.signalled.is_empty()) {
+            self.step("sending the first messages", deadline)?;
         }
         Ok(())
     }
@@ -227,28 +223,24 @@ impl RdmaGroup {
     /// Waits for the greeting on each connection that has not had one.
     pub(super) fn await_greetings(&mut self, deadline: Instant) -> Result<(), ConnectError> {
         while self.pairs.iter().any(|pair| !pair.greeted) {
-            self.step("waiting for the first messages", deadline, |group, work, _| {
-                if let Work::Receive { place, slot } = work {
-                    group.post_receive(place, slot)?;
-                    group.pairs[place as usize].greeted = true;
-                }
-                Ok(())
-            })?;
+            self.step("waiting for the first messages", deadline)?;
         }
         Ok(())
     }
 
-    /// Handles what has completed, or sleeps until something has.
-    fn step(
-        &mut self,
-        what: &'static str,
-        deadline: Instant,
-        mut handle: impl FnMut(&mut Self, Work, u32) -> Result<(), LaneError>,
-    ) -> Result<(), ConnectError> {
+    /// Handles what has completed between two runs, or sleeps until something has.
+    fn step(&mut self, what: &'static str, deadline: Instant) -> Result<(), ConnectError> {
         let mut completions = [WorkCompletion::default(); COMPLETIONS];
         let taken = self.take(&mut completions)?;
         for completion in &completions[..taken] {
-            handle(self, Work::of(completion), completion.bytes())?;
+            match Work::of(completion) {
+                // May be of the last run, which does not wait for all of its sends.
+                Work::Send { place } => drop(self.pairs[place as usize].sent()),
+                Work::Receive { place, slot } => {
+                    self.post_receive(place, slot)?;
+                    self.pairs[place as usize].greeted = true;
+                }
+            }
         }
         if taken == 0 {
             if until(deadline).is_zero() {

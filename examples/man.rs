@@ -118,7 +118,8 @@ const NODES: &[Term] = &[(
 /// The variable by which programs notice that they run within an allocation.
 const ALLOCATION: &[Term] = &[(
     "SLURM_JOB_ID, PATH",
-    "Within a Slurm allocation, several of its nodes are reached by srun instead of ssh, if srun is in PATH.",
+    "Within a Slurm allocation, several of its nodes, or those of --hosts, are reached by srun instead of ssh, if srun is \
+        in PATH.",
 )];
 
 const GPUS: &[Term] = &[(
@@ -131,6 +132,15 @@ const COPY: &[Term] = &[("XDG_RUNTIME_DIR", "The directory for the sockets of --
 
 const SSH_CONNECTION: &[Term] =
     &[("SSH_CONNECTION", "Set by sshd: the address at which ssh has reached this host. Other hosts may be told it.")];
+
+const KUBERNETES: &[Term] = &[("KUBERNETES_SERVICE_HOST", "If it is set, the host is a container of Kubernetes.")];
+
+/// How the agent finds the shell for a command of rdsh.
+const LOGIN: &[Term] = &[(
+    "LOGNAME, SHELL",
+    "If SHELL is set, this is a login, and a command of rdsh runs in the shell that the user database has for LOGNAME. \
+     Otherwise it runs in /bin/sh.",
+)];
 
 /// Files on a host to which the agent is copied.
 const AGENT_FILES: &[Term] = &[(
@@ -294,7 +304,16 @@ fn pages() -> Vec<Page> {
         Page {
             command: DoctorArguments::command(),
             examples: examples::RDDOCTOR,
-            environment: vec![RSH, NODES, ALLOCATION, SSH_CONNECTION, AGENT_CACHE, DRILL_TEMPORARY, SETTINGS],
+            environment: vec![
+                RSH,
+                NODES,
+                ALLOCATION,
+                SSH_CONNECTION,
+                KUBERNETES,
+                AGENT_CACHE,
+                DRILL_TEMPORARY,
+                SETTINGS,
+            ],
             files: vec![SETTINGS_FILES, AGENT_FILES, SSH_FILES],
             others: &["ibv_devinfo", "ssh"],
         },
@@ -306,6 +325,8 @@ fn pages() -> Vec<Page> {
                 CACHE,
                 TEMPORARY,
                 SSH_CONNECTION,
+                KUBERNETES,
+                LOGIN,
             ],
             files: vec![PARTIAL_FILES, COPY_FILES.split_at(3).0, AGENT_FILES],
             others: &["ssh"],

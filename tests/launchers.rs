@@ -462,28 +462,39 @@ fn node_directory() -> PathBuf {
     std::env::var_os("RD_NODE_DIR").expect("RD_NODE_DIR is not set: run tests/testbed/slurm with 4 ...").into()
 }
 
-/// Only the node's name is needed. Slurm provides identity and clean-up.
+/// Only the node's name is needed. Slurm provides identity and clean-up. A list of hosts may have a single one, as that
+/// of the hosts that failed.
 fn copies_within_an_allocation() -> Result<(), Failed> {
     let scratch = Scratch::new();
     let bytes = noise(3 << 20);
     let source = scratch.file("source", &bytes);
-    let to = node_directory().join("copy");
-    let mut command = Command::new("salloc");
-    command.args(["-N2", "-w", "h1,h2", "-Q", PROGRAM, "rdcp", "--launcher", "slurm", "--agent", AGENT]);
-    command.arg(&source).arg(format!("h2:{}", to.display())).env_remove("RDCP_RSH");
-    Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait().expect(0);
-    same(&on_node(2, &to).expect("a copy"), &bytes);
-    assert!(!to.exists(), "each node has its own");
+    let list = scratch.file("list", b"h2\n").display().to_string();
+    fs::set_permissions(scratch.file("ssh", b"#!/bin/sh\nexit 255\n"), fs::Permissions::from_mode(0o755))?;
+    let path = format!("{}:{}", scratch.path().display(), std::env::var("PATH")?);
+    for (name, how, host) in [("copy", ["--launcher", "slurm"], "h2:"), ("listed", ["--hosts", &*list], "")] {
+        let to = node_directory().join(name);
+        let mut command = Command::new("salloc");
+        command.args(["-N2", "-w", "h1,h2", "-Q", PROGRAM, "rdcp", "--agent", AGENT]).args(how).env("PATH", &path);
+        command.arg(&source).arg(format!("{host}{}", to.display())).env_remove("RDCP_RSH");
+        Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait().expect(0);
+        same(&on_node(2, &to).expect("a copy"), &bytes);
+        assert!(!to.exists(), "each node has its own");
+    }
     network::all_gone(SOON);
     Ok(())
 }
 
 /// Slurm is detected automatically, as are the nodes. Each host's state and hop are reported. The agents take no part of
-/// what a job asks for, nor does srun write what a person wants to see of the job.
+/// what a job asks for. srun neither writes what a person wants to see of the job, nor takes the environment away.
 fn a_tree_to_every_node_of_the_allocation() -> Result<(), Failed> {
     let nodes: u32 = std::env::var("RD_SLURM_NODES")?.parse()?;
     a_tree_to_every_node("tree", &[], &[])?;
-    a_tree_to_every_node("gpus", &[&format!("--gpus={}", 2 * nodes)], &["env", "SLURM_DEBUG=1", "SLURM_LABELIO=1"])?;
+    let variables = ["env", "SLURM_DEBUG=1", "SLURM_LABELIO=1", "SLURM_EXPORT_ENV=NONE"];
+    a_tree_to_every_node("gpus", &[&format!("--gpus={}", 2 * nodes)], &variables)?;
+    // Another step has all memory that the job has asked for.
+    let beside = "srun --quiet sleep 99 & until squeue -hs -j $SLURM_JOB_ID | grep -q sleep; do sleep 0.1; done; \
+        \"$@\"; code=$?; kill $!; exit $code";
+    a_tree_to_every_node("memory", &["--partition=memory", "--mem-per-cpu=500"], &["sh", "-c", beside, "sh"])?;
     // A command of a pipeline has the GPUs that the job has on its node.
     let mut command = Command::new("salloc");
     command.args(["-Q", "-N2", "-w", "h1,h2", "--gres=gpu:2", PROGRAM, "rdpipe"]);

@@ -73,15 +73,18 @@ fn every_help_and_manual_page_has_examples_that_are_taken() {
 /// Environment variables, and the programs that read them. An empty list stands for all programs but the agent.
 const VARIABLES: &[(&str, &[&str])] = &[
     ("HOME", &["rdcp", "rdpipe", "rdsh", "rdsend", "rdrecv", "rdperf", "rddoctor", "rdma-pipe-agent"]),
+    ("KUBERNETES_SERVICE_HOST", &["rddoctor", "rdma-pipe-agent"]),
     ("LANG", &[]),
     ("LC_ALL", &[]),
     ("LC_CTYPE", &[]),
+    ("LOGNAME", &["rdma-pipe-agent"]),
     ("NO_COLOR", &[]),
     ("RDCP_RSH", &["rdcp", "rdpipe", "rdsh", "rdperf", "rddoctor"]),
     ("RDMA_PIPE_CONFIG", &[]),
     ("RDMA_PIPE_LOG", &[]),
     ("RD_KEY", &["rdsend", "rdrecv", "rdperf"]),
     ("PATH", &["rdcp", "rddoctor"]),
+    ("SHELL", &["rdma-pipe-agent"]),
     ("SLURM_GPUS", &["rdpipe"]),
     ("SLURM_GPUS_PER_SOCKET", &["rdpipe"]),
     ("SLURM_HET_SIZE", &["rdcp", "rddoctor"]),

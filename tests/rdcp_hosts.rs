@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use rig::hosts::*;
 use rig::network::*;
 use rig::*;
+use rustix::fs::{XattrFlags, getxattr, setxattr};
 use rustix::process::{Pid, Signal, kill_process};
 
 #[test]
@@ -57,6 +58,30 @@ fn between_two_others_the_data_does_not_pass_here() {
     network.rdcp(&[network.at("h2", "source"), network.at("h2", "again")]).expect(0);
     network.holds("again", &bytes);
     assert!(crossed(2) - before < 2 << 20);
+    all_gone(SOON);
+}
+
+/// A limit changes how fast an entry is copied, not whether.
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn a_low_limit_lets_large_metadata_through() {
+    let network = Network::start();
+    fs::create_dir(network.path("tree")).expect("a directory");
+    let target = "x".repeat(4094);
+    std::os::unix::fs::symlink(&target, network.path("tree/link")).expect("a link");
+    network.scratch.file("tree/file", b"small");
+    // Not all file systems keep this much for a file.
+    let (name, value) = ("trusted.large", vec![7; 20_000]);
+    let is_kept = setxattr(network.path("tree/file"), name, &value, XattrFlags::empty()).is_ok();
+    let from = network.path("tree").into_os_string();
+    network.rdcp(&["-r".into(), "--bwlimit".into(), "50K".into(), from, network.at("h2", "copy")]).expect(0);
+    assert_eq!(fs::read_link(network.path("copy/link")).expect("a link"), Path::new(&target));
+    network.holds("copy/file", b"small");
+    if is_kept {
+        let mut found = vec![0; value.len()];
+        assert_eq!(getxattr(network.path("copy/file"), name, &mut found[..]), Ok(value.len()));
+        assert_eq!(found, value);
+    }
     all_gone(SOON);
 }
 
@@ -515,7 +540,7 @@ fn a_partition_that_ends_ssh_is_survived_within_the_window() {
     let network = Network::start();
     let bytes = noise(24 * CHUNK);
     network.scratch.file("source", &bytes);
-    let options = ["--reconnect", "90", "-o", "ServerAliveInterval=5"];
+    let options = ["--reconnect", "90", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"];
     let mut process = network.slow(&options, network.path("source").into_os_string(), network.at("h2", "target"));
     let partition = Partition::start(2, "silent");
     std::thread::sleep(Duration::from_secs(30));

@@ -101,6 +101,27 @@ fn an_option_for_ssh_chooses_ssh() {
     }
 }
 
+/// A list of hosts is one also if it has a single host, as that of the hosts that failed.
+#[test]
+fn a_list_of_a_single_node_is_reached_by_srun() {
+    let lab = Lab::new();
+    lab.0.file("source", b"1");
+    lab.0.file("list", b"n1\n");
+    for program in ["ssh", "srun"] {
+        lab.script(program, &format!(": >'{}'; exit 255", lab.join(&format!("by-{program}")).display()));
+    }
+    for (program, arguments) in [("rdcp", &["source", "copy"][..]), ("rddoctor", &["--seconds", "0"])] {
+        let mut command = Command::new(PROGRAM);
+        command.arg(program).args(["--hosts", "list"]).args(arguments).current_dir(lab.0.path());
+        command.env_remove("RDCP_RSH").env_remove("RD_KEY").env("RDMA_PIPE_CONFIG", "none");
+        command.env("SLURM_JOB_ID", "1").env("SLURM_JOB_NODELIST", "n[1-2]").env("PATH", lab.0.path());
+        command.env("HOME", lab.join("home")).env("XDG_RUNTIME_DIR", lab.join("home"));
+        let ended = ended(&mut command);
+        let [ssh, srun] = ["ssh", "srun"].map(|known| fs::remove_file(lab.join(&format!("by-{known}"))).is_ok());
+        assert!(srun && !ssh, "{program}: {}", ended.stderr);
+    }
+}
+
 /// A heterogeneous job has a list of nodes for each component. The usual variable names those of the first alone, or
 /// those of another job, which was submitted from this one and has inherited the lists.
 #[test]
@@ -147,7 +168,16 @@ fn srun_is_given_nothing_of_what_the_job_asked_for() {
     let mut command = rdcp();
     command.args(["--launcher", "slurm", "--agent", AGENT, "source", "n1:copy"]).current_dir(lab.0.path());
     command.env("PATH", lab.0.path()).env("HOME", lab.join("home")).env("SLURM_JOB_ID", "1");
-    let unwanted = ["SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GRES", "SLURM_DEBUG", "SLURM_LABELIO"];
+    let unwanted = [
+        "SLURM_GPUS",
+        "SLURM_GPUS_PER_NODE",
+        "SLURM_GRES",
+        "SLURM_MEM_PER_CPU",
+        "SLURM_MEM_PER_NODE",
+        "SLURM_EXPORT_ENV",
+        "SLURM_DEBUG",
+        "SLURM_LABELIO",
+    ];
     command.env_remove("SLURM_GPUS").env_remove("SLURM_GPUS_PER_SOCKET");
     let given = |command: &mut Command| {
         ended(command).expect(3);
@@ -155,9 +185,14 @@ fn srun_is_given_nothing_of_what_the_job_asked_for() {
     };
     assert!(!given(&mut command).contains("--gres"), "a stage of rdpipe has the job's GPUs");
     command.envs(unwanted.map(|name| (name, "1")));
-    let given = given(&mut command);
-    assert!(given.contains("SLURM_JOB_ID=") && given.contains("\n--gres=none\n"), "{given}");
-    unwanted.iter().for_each(|name| assert!(!given.contains(&format!("{name}=")), "{given}"));
+    let in_job = given(&mut command);
+    let has = |option: &str| in_job.contains(&format!("\n{option}\n"));
+    assert!(in_job.contains("SLURM_JOB_ID=") && has("--gres=none") && has("--mem=0"), "{in_job}");
+    unwanted.iter().for_each(|name| assert!(!in_job.contains(&format!("{name}=")), "{in_job}"));
+    // Outside a job they are what the person asks for.
+    let outside = given(command.env_remove("SLURM_JOB_ID"));
+    assert!(!outside.contains("--mem") && outside.contains("SLURM_MEM_PER_CPU="), "{outside}");
+    assert!(outside.contains("SLURM_MEM_PER_NODE="), "{outside}");
 }
 
 /// A gateway with too many logins at once closes some of the connections, and takes them a moment later.

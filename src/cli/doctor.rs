@@ -188,7 +188,7 @@ fn diagnose(arguments: &DoctorArguments) -> Result<(), Failure> {
         (None, None) => Vec::new(),
     };
     let mut reached = arguments.hosts.clone();
-    let is_for_slurm = hosts.len() > 1 || arguments.hosts_from.as_ref().is_some_and(|from| from == "slurm");
+    let is_for_slurm = hosts.len() > 1 || arguments.hosts_from.is_some();
     reached.take_allocated(is_for_slurm, hosts.iter().map(OsString::as_os_str));
     let setup = reached.setup("rddoctor", hosts.iter().map(OsString::as_os_str), false, false)?;
     if arguments.drill {

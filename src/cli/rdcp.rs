@@ -159,8 +159,8 @@ pub struct HostOptions {
     #[arg(long, value_name = "COMMAND", conflicts_with = "launcher")]
     rsh: Option<OsString>,
     /// How to start programs on hosts: ssh, slurm (srun in an allocation; the default of rdcp and rddoctor for several
-    /// of its nodes without options for ssh), or a command with %h for the host, and %c for the remote command unless
-    /// that is its last word, such as 'mpirun -q -n 1 --host %h sh -c %c'
+    /// of its nodes, or with --hosts, without options for ssh), or a command with %h for the host, and %c for the
+    /// remote command unless that is its last word, such as 'mpirun -q -n 1 --host %h sh -c %c'
     #[arg(long, value_name = "ssh|slurm|COMMAND")]
     launcher: Option<OsString>,
     /// Log in to up to N hosts at once
@@ -276,7 +276,7 @@ impl HostOptions {
     }
 
     /// Selects srun for nodes of the Slurm allocation that this process runs in, if no other launcher is named, and no
-    /// option for ssh is typed. `is_wanted`: whether the command concerns several of these nodes.
+    /// option for ssh is typed. `is_wanted`: whether the command concerns a list of these nodes.
     pub(super) fn take_allocated<'a>(&mut self, is_wanted: bool, hosts: impl Iterator<Item = &'a OsStr>) {
         let is_named = self.launcher.is_some() || self.rsh.is_some() || launcher_of_environment().is_some();
         let is_ssh = self.has_words_for_ssh() || self.port.is_some() && !self.is_port_set;
@@ -632,9 +632,10 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
         super::say(&format!("rdcp: {which} ignored"));
     }
     let hosts = sources.iter().chain([&destination]).chain(&targets).map(Spec::host);
-    let is_for_slurm = !targets.is_empty() || arguments.targets.is_allocation();
+    let is_for_slurm = !targets.is_empty() || arguments.targets.hosts.is_some();
     arguments.hosts.take_allocated(is_for_slurm, hosts.clone());
-    let setup = arguments.hosts.setup("rdcp", hosts, arguments.report.quiet, arguments.dry_run)?;
+    let mut setup = arguments.hosts.setup("rdcp", hosts, arguments.report.quiet, arguments.dry_run)?;
+    setup.launcher.patience_s = arguments.transfer.reconnect;
     let (report, tree) = (&arguments.report, &mut arguments.tree);
     tree.dry_run = arguments.dry_run && tree.sync;
     let is_json_there = report.is_json_on_output();
@@ -724,7 +725,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
             let is_shown = plan.destination == Spec::Standard && !is_file_or_null();
             let may_draw = !is_shown && !plan.tree.itemize_changes;
             let style = Style { is_push: false, no_times: !plan.tree.times, only_names };
-            let mut console = Console::new("rdcp", reporter, may_draw, style, &remarks);
+            let mut console = Console::new(reporter, may_draw, style, &remarks);
             let ended = Copy::new(&plan, &mut console)?.run();
             let mut ended =
                 ended.map_err(|failure| with_hint(failure, plan.sources.iter().chain([&plan.destination])))?;

@@ -39,12 +39,11 @@ pub(crate) use itemize::Style;
 use line::stream_line;
 pub(crate) use nonblocking::NonBlocking;
 pub(crate) use outputs::{Moved, are_one_file, is_output};
-use page::{CameTo, Page};
+use page::CameTo;
 use record::{Record, Weight};
 pub(crate) use sink::Kept;
 use sink::Sink;
 pub(crate) use stats::{Digits, stats};
-use trace::Trace;
 
 use super::words::waited_for;
 use crate::agent::words;
@@ -159,10 +158,8 @@ impl Observer for Terminal {
 
 /// Reports a copy to a person and to a program.
 pub(crate) struct Console<'a> {
-    name: &'static str,
     reporter: &'a Reporter<'a>,
-    terminal: Option<Terminal>,
-    may_draw: bool,
+    terminal: Terminal,
     style: Style,
     hosts: Hosts,
     remarks: &'a RefCell<Remarks>,
@@ -190,15 +187,10 @@ impl Remarks {
 impl<'a> Console<'a> {
     /// Makes a console. `may_draw`: nothing else writes to the terminal. `style`: how entries are printed, if at all.
     /// `remarks` is what the copy before has left there.
-    pub(crate) fn new(
-        name: &'static str,
-        reporter: &'a Reporter<'a>,
-        may_draw: bool,
-        style: Style,
-        remarks: &'a RefCell<Remarks>,
-    ) -> Self {
+    pub(crate) fn new(reporter: &'a Reporter<'a>, may_draw: bool, style: Style, remarks: &'a RefCell<Remarks>) -> Self {
         remarks.replace_with(|old| Remarks { before: std::mem::take(&mut old.now), now: Vec::new() });
-        Self { name, reporter, terminal: None, may_draw, style, hosts: Hosts::default(), remarks }
+        let terminal = Terminal::new("rdcp", reporter.options, may_draw);
+        Self { reporter, terminal, style, hosts: Hosts::default(), remarks }
     }
 }
 
@@ -215,30 +207,24 @@ impl job::Observer for Console<'_> {
         self.reporter.happened(Weight::Plain, line);
         let is_new = self.remarks.borrow_mut().is_new(line) || self.reporter.options.is_verbose();
         let is_warning = WARNINGS.iter().any(|end| line.ends_with(end));
-        match &mut self.terminal {
-            _ if self.reporter.options.quiet && !is_warning || !is_new => {}
-            Some(terminal) => terminal.area.say(line),
-            None => super::say(&format!("{}: {line}", self.name)),
+        if is_new && (is_warning || !self.reporter.options.quiet) {
+            self.terminal.area.say(line);
         }
     }
 
     fn complain(&mut self, line: &str) {
         self.reporter.happened(Weight::Failed, line);
-        match &mut self.terminal {
-            Some(terminal) => terminal.area.complain(line),
-            None => super::complain(self.name, line),
-        }
+        self.terminal.area.complain(line);
     }
 
     fn show_hosts(&mut self, hosts: &[HostShown], made: u64, is_all: bool, elapsed: Duration) {
         let shown = HostsShown { hosts, made, is_all, elapsed };
         self.hosts.tell(self.reporter, &shown);
-        let new = || Terminal::new(self.name, self.reporter.options, self.may_draw);
-        self.terminal.get_or_insert_with(new).area.show(|columns| vec![self.hosts.line(&shown, columns)]);
+        self.terminal.area.show(|columns| vec![self.hosts.line(&shown, columns)]);
     }
 
     fn finish(&mut self) {
-        self.terminal = None;
+        self.terminal.area.clear();
     }
 }
 
@@ -248,42 +234,26 @@ impl job::copy::Observer for Console<'_> {
     }
 
     fn observe(&mut self, event: SessionEvent) {
-        let options = self.reporter.options;
-        let new = || Terminal::new(self.name, options, self.may_draw);
         self.reporter.noticed(&event);
-        match event {
-            begun @ SessionEvent::Begun { .. } => self.terminal.get_or_insert_with(new).observe(begun),
-            event => {
-                if let Some(terminal) = &mut self.terminal {
-                    terminal.observe(event);
-                }
-            }
-        }
+        self.terminal.observe(event);
     }
 
     fn would_copy(&mut self, from: &str, to: &str) {
         if !self.reporter.options.quiet {
-            super::say(&format!("{}: would copy {from} to {to}", self.name));
+            self.terminal.area.say(&format!("would copy {from} to {to}"));
         }
     }
 
     fn show(&mut self, shown: &Shown) {
-        if let Some(terminal) = &mut self.terminal {
-            terminal.show(shown);
-        }
+        self.terminal.show(shown);
     }
 
     fn is_watched(&self) -> bool {
-        match &self.terminal {
-            Some(terminal) => terminal.area.is_watched(),
-            // Nothing is shown yet.
-            None => ProgressArea::new(self.name, self.reporter.options, self.may_draw).is_watched(),
-        }
+        self.terminal.area.is_watched()
     }
 
     fn entry_printer(&self, is_push: bool) -> TakeEntries {
-        let area = ProgressArea::new(self.name, self.reporter.options, self.may_draw);
-        itemize::printer(Style { is_push, ..self.style }, area.is_drawn_anew())
+        itemize::printer(Style { is_push, ..self.style }, self.terminal.area.is_drawn_anew())
     }
 }
 
@@ -391,11 +361,13 @@ impl From<session::Ended> for Ended {
 /// that the reports cannot be missing in the end.
 pub struct Reporter<'a> {
     options: &'a ReportOptions,
-    sink: Option<Sink>,
+    /// The destination of `--json`, and what messages call it.
+    sink: Option<(Sink, String)>,
     /// The record from which `--report` and `--trace` are made.
     record: Option<Arc<Mutex<Record>>>,
-    page: Option<Page>,
-    trace: Option<Trace>,
+    /// The files of `--report` and `--trace`, without their names until the run has ended.
+    page: Option<Prepared>,
+    trace: Option<Prepared>,
 }
 
 impl<'a> Reporter<'a> {
@@ -422,32 +394,25 @@ impl<'a> Reporter<'a> {
             return Err(Exit::Usage.with(format!("standard output carries {carried}; {advice}")));
         }
         outputs::check(options, moved)?;
-        let page = options.page.as_ref().map(|path| Page::open(path)).transpose()?;
-        let trace = options.trace.as_ref().map(|path| Trace::open(path)).transpose()?;
+        let page = options.page.as_ref().map(|path| prepared("--report FILE.html", REPORT, path)).transpose()?;
+        let trace = options.trace.as_ref().map(|path| prepared("--trace FILE", TRACE, path)).transpose()?;
         let is_kept = page.is_some() || trace.is_some();
         let record = is_kept.then(|| Arc::new(Mutex::new(Record::new(command))));
-        let name = match (&options.json, options.json_fd) {
-            _ if is_on_output => "standard output".to_owned(),
-            (Some(path), _) => escaped(path.as_os_str()),
-            (None, Some(number)) => format!("--json-fd {number}"),
+        let (opened, name) = match (&options.json, options.json_fd) {
+            _ if is_on_output => (standard::output().map(Sink::stream), standard::OUTPUT.to_owned()),
+            (Some(path), _) => (Sink::open(path, command == "rdcp", kept), escaped(path.as_os_str())),
+            (None, Some(number)) => (standard::given(number).map(Sink::stream), format!("--json-fd {number}")),
             (None, None) => return Ok(Self { options, sink: None, record, page, trace }),
         };
-        let opened = match (&options.json, options.json_fd) {
-            (Some(path), _) if !is_on_output => Sink::open(path, name.clone(), command == "rdcp", kept),
-            (None, Some(number)) if !is_on_output => {
-                standard::given(number).map(|file| Sink::stream(file, name.clone()))
-            }
-            _ => standard::output().map(|file| Sink::stream(file, name.clone())),
-        };
         let sink = opened.map_err(|error| unreportable(Exit::Usage, REPORT, &name, &error))?;
-        Ok(Self { options, sink: Some(sink), record, page, trace })
+        Ok(Self { options, sink: Some((sink, name)), record, page, trace })
     }
 
     /// Must be called once it is sure that the command is not refused. Until then, `rdcp` does not touch an existing
     /// file of `--json`, which may be part of the copy.
     pub(crate) fn begin(&self) {
         // A failure to write shows again at the end, and is reported then.
-        let _ = self.sink.as_ref().map_or(Ok(()), Sink::begin);
+        let _ = self.sink.as_ref().map_or(Ok(()), |(sink, _)| sink.begin());
     }
 
     /// Reports an event before the end.
@@ -497,7 +462,7 @@ impl<'a> Reporter<'a> {
         // Nothing was done that could be reported, and the place of a report may be what is not allowed. The exit code
         // does not say that: a command of a pipeline may exit with 1 as well.
         let is_refused = end.result().failure.as_ref().is_some_and(|failure| failure.code == Exit::Usage.name());
-        let is_left = is_refused && self.sink.as_ref().is_some_and(Sink::leave);
+        let is_left = is_refused && self.sink.as_ref().is_some_and(|(sink, _)| sink.leave());
         let event = json::Event::End(end);
         let told = if is_left { Ok(()) } else { self.last(&event) };
         let json::Event::End(end) = &event else { return told };
@@ -507,9 +472,10 @@ impl<'a> Reporter<'a> {
             return told;
         }
         let came_to = CameTo { end, figures, copied };
-        let written = self.page.as_ref().map_or(Ok(()), |page| page.finish(&record, came_to));
-        let kept = super::log::kept();
-        let traced = self.trace.as_ref().map_or(Ok(()), |trace| trace.finish(&record, &kept, end.result().exit));
+        let page = |file| published(file, REPORT, &page::render(&record, came_to));
+        let written = self.page.as_ref().map_or(Ok(()), page);
+        let trace = |file| published(file, TRACE, &trace::render(&record, &super::log::kept(), end.result().exit));
+        let traced = self.trace.as_ref().map_or(Ok(()), trace);
         told.and(written).and(traced)
     }
 
@@ -519,21 +485,20 @@ impl<'a> Reporter<'a> {
     ///
     /// As [`Reporter::end`].
     pub(crate) fn last(&self, event: &json::Event<'_>) -> Result<(), Failure> {
-        let begun = self.sink.as_ref().map_or(Ok(()), Sink::begin);
+        let Some((sink, name)) = &self.sink else { return Ok(()) };
         // If a signal has come, the reader was not waited for.
         let signal = |error: &std::io::Error| signals::last_asked().filter(|_| error.kind() == ErrorKind::Interrupted);
-        begun.and_then(|()| self.write(event)).map_err(|error| match (error.kind(), &self.sink) {
-            (ErrorKind::BrokenPipe, _) if self.options.is_json_on_output() => Failure::silent(Exit::SinkClosed),
-            (_, Some(sink)) => signal(&error).map_or_else(
-                || unreportable(Exit::Destination, REPORT, &sink.name, &error),
+        sink.begin().and_then(|()| self.write(event)).map_err(|error| match error.kind() {
+            ErrorKind::BrokenPipe if self.options.is_json_on_output() => Failure::silent(Exit::SinkClosed),
+            _ => signal(&error).map_or_else(
+                || unreportable(Exit::Destination, REPORT, name, &error),
                 |number| Failure::silent(Exit::Signal(number)),
             ),
-            (_, None) => unreachable!("nothing is written"),
         })
     }
 
     fn write(&self, event: &json::Event<'_>) -> std::io::Result<()> {
-        let Some(sink) = &self.sink else { return Ok(()) };
+        let Some((sink, _)) = &self.sink else { return Ok(()) };
         let mut line = serde_json::to_vec(&json::Line::new(event))?;
         line.push(b'\n');
         sink.write(&line)

@@ -30,8 +30,10 @@ const QUIET: Usual = ("quiet", "Print only errors and warnings");
 const PROGRESS: Usual = ("progress", "Show progress even without a terminal");
 const JSON: Usual = ("json", "Report as JSON, to standard output or FILE");
 
-/// Examples and usual options of each command. The options are in the order of the command's definition.
-const USUAL: &[(&str, &[Example], &[Usual])] = &[
+/// The name of a command, its examples, its own usual options, and those that it shares with others.
+type Page = (&'static str, &'static [Example], &'static [Usual], &'static [Usual]);
+
+const USUAL: &[Page] = &[
     (
         "rdcp",
         examples::RDCP,
@@ -44,16 +46,8 @@ const USUAL: &[(&str, &[Example], &[Usual])] = &[
             ("target_directory", "Copy into DIR"),
             ("to", "Also copy to HOST:PATH"),
             ("verify", "Read all data back from disk and compare"),
-            PORT,
-            IDENTITY,
-            VIA,
-            TRANSPORT,
-            COMPRESS,
-            LIMIT,
-            VERBOSE,
-            QUIET,
-            JSON,
         ],
+        &[PORT, IDENTITY, VIA, TRANSPORT, COMPRESS, LIMIT, VERBOSE, QUIET, JSON],
     ),
     (
         "rdpipe",
@@ -63,18 +57,8 @@ const USUAL: &[(&str, &[Example], &[Usual])] = &[
             ("shell", "Shell to run COMMAND, instead of sh"),
             ("no_label", "Do not label standard error"),
             ("slow", "Wait for a slow host, or drop it"),
-            PORT,
-            IDENTITY,
-            VIA,
-            RELAY,
-            TRANSPORT,
-            COMPRESS,
-            LIMIT,
-            VERBOSE,
-            QUIET,
-            PROGRESS,
-            JSON,
         ],
+        &[PORT, IDENTITY, VIA, RELAY, TRANSPORT, COMPRESS, LIMIT, VERBOSE, QUIET, PROGRESS, JSON],
     ),
     (
         "rdsh",
@@ -89,44 +73,20 @@ const USUAL: &[(&str, &[Example], &[Usual])] = &[
             ("p", "SSH port"),
             ("t", "Allocate a terminal: left to ssh"),
             ("v", "Print the route, and what is left to ssh"),
-            VIA,
-            RELAY,
-            TRANSPORT,
-            COMPRESS,
         ],
+        &[VIA, RELAY, TRANSPORT, COMPRESS],
     ),
     (
         "rdsend",
         examples::RDSEND,
-        &[
-            ("connect_timeout", "Seconds to keep trying to connect"),
-            KEY_FILE,
-            TRANSPORT,
-            ENCRYPT,
-            COMPRESS,
-            RECONNECT,
-            LIMIT,
-            VERBOSE,
-            QUIET,
-            PROGRESS,
-            JSON,
-        ],
+        &[("connect_timeout", "Seconds to keep trying to connect")],
+        &[KEY_FILE, TRANSPORT, ENCRYPT, COMPRESS, RECONNECT, LIMIT, VERBOSE, QUIET, PROGRESS, JSON],
     ),
     (
         "rdrecv",
         examples::RDRECV,
-        &[
-            ("wait", "Seconds to wait for a sender"),
-            KEY_FILE,
-            TRANSPORT,
-            ENCRYPT,
-            PORTS,
-            RECONNECT,
-            VERBOSE,
-            QUIET,
-            PROGRESS,
-            JSON,
-        ],
+        &[("wait", "Seconds to wait for a sender")],
+        &[KEY_FILE, TRANSPORT, ENCRYPT, PORTS, RECONNECT, VERBOSE, QUIET, PROGRESS, JSON],
     ),
     (
         "rdperf",
@@ -138,14 +98,10 @@ const USUAL: &[(&str, &[Example], &[Usual])] = &[
             ("qp", "Connections: queue pairs, or TCP streams"),
             ("bidirectional", "Both ends send at once"),
             ("poll", "Busy-poll for messages"),
-            TRANSPORT,
-            JSON,
             ("plot", "Plot the results as SVG"),
             ("verbose", "Print events as they happen"),
-            KEY_FILE,
-            PORT,
-            IDENTITY,
         ],
+        &[TRANSPORT, JSON, KEY_FILE, PORT, IDENTITY],
     ),
     (
         "rddoctor",
@@ -156,23 +112,19 @@ const USUAL: &[(&str, &[Example], &[Usual])] = &[
             ("fix_script", "Print the fixes as a shell script"),
             ("drill", "Inject faults into test copies"),
             ("seconds", "Seconds to measure; 0 skips this"),
-            TRANSPORT,
-            PORTS,
-            PORT,
-            IDENTITY,
-            VIA,
         ],
+        &[TRANSPORT, PORTS, PORT, IDENTITY, VIA],
     ),
 ];
 
 /// Returns the command with an `-h` that shows only the usual options.
 pub(super) fn shortened(command: Command) -> Command {
     let name = command.get_name().to_owned();
-    let Some((_, examples, usual)) = USUAL.iter().find(|(known, ..)| *known == name) else { return command };
+    let Some((_, examples, own, shared)) = USUAL.iter().find(|(known, ..)| *known == name) else { return command };
     let columns = console::Term::stdout().size_checked().map_or(COLUMNS_MAX, |(_, columns)| columns.into());
     let template = "{about-with-newline}\n{usage-heading} {usage}\n\n{before-help}{all-args}{after-help}";
     command
-        .mut_args(|option| match usual.iter().find(|(id, _)| option.get_id() == id) {
+        .mut_args(|option| match own.iter().chain(*shared).find(|(id, _)| option.get_id() == id) {
             Some((_, words)) => {
                 let has_value = option.get_action().takes_values();
                 let option = option.help(*words).help_heading(None::<&str>);
@@ -223,8 +175,9 @@ mod tests {
     fn it_is_a_page_that_fits_a_terminal() {
         for definition in definitions() {
             let name = definition.get_name().to_owned();
-            let (_, _, usual) = USUAL.iter().find(|(known, ..)| *known == name).expect("a row for each command");
-            for (id, _) in *usual {
+            let (_, _, own, shared) = USUAL.iter().find(|(known, ..)| *known == name).expect("a row for each command");
+            let usual: Vec<&Usual> = own.iter().chain(*shared).collect();
+            for (id, _) in &usual {
                 assert!(definition.get_arguments().any(|option| option.get_id() == id), "{name}: no option {id}");
             }
             let text = shortened(definition).render_help().to_string();

@@ -201,7 +201,7 @@ pub enum HostStanding {
     Receiving,
     /// The host has received the whole stream and is still working on it.
     Finishing,
-    /// The host was too slow, or cut off, and waits for its copy from another host.
+    /// The host takes no part in the stream (any more), and waits for its copy.
     Behind,
     /// The host gets its copy from another host.
     Copying,

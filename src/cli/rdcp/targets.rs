@@ -52,11 +52,6 @@ pub struct TargetOptions {
 }
 
 impl TargetOptions {
-    /// Whether `--hosts slurm` is given.
-    pub(super) fn is_allocation(&self) -> bool {
-        self.hosts.as_ref().is_some_and(|hosts| hosts == "slurm")
-    }
-
     /// Takes the first `--to` as DST, if SRC is the only word, so that DST was left out.
     ///
     /// # Errors

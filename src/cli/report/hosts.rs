@@ -50,7 +50,8 @@ pub(super) struct Hosts {
 /// Figures of all hosts for a line.
 #[derive(Debug, Default, PartialEq)]
 struct Sum {
-    /// Number and rate in bytes per second of each host that takes the stream, the slowest first.
+    /// Number and rate in bytes per second of each host that takes the stream, or a copy if there is no stream, the
+    /// slowest first.
     rates: Vec<(usize, f64)>,
     done: usize,
     failed: usize,
@@ -88,7 +89,9 @@ impl Hosts {
             Some(rate) => rate,
             None => shown.hosts[at].received as f64 / shown.elapsed.as_secs_f64().max(0.001),
         };
-        let takes = |at: &usize| shown.hosts[*at].standing == HostStanding::Receiving;
+        // With --sync there is no stream.
+        let taking = if shown.made > 0 { HostStanding::Receiving } else { HostStanding::Copying };
+        let takes = |at: &usize| shown.hosts[*at].standing == taking;
         let mut rates: Vec<(usize, f64)> = (0..shown.hosts.len()).filter(takes).map(|at| (at, rate(at))).collect();
         rates.sort_by(|one, other| one.1.total_cmp(&other.1));
         let (done, failed) = (standing(HostStanding::Done), standing(HostStanding::Failed));
@@ -114,7 +117,7 @@ impl Hosts {
             share.map(|share| format!("{:.0} %", (share.min(1.0) * 100.0).floor())),
             Some(format!("{done}/{count} hosts")),
             (failed > 0).then(|| format!("{failed} failed")),
-            Some(pair(least, Some(shown.made), shown.is_all)),
+            (shown.made > 0).then(|| pair(least, Some(shown.made), shown.is_all)),
             (!rates.is_empty()).then(|| format!("{}{IN_ALL}", rate_words(total))),
             left,
             holding.map(|holding| holding_words(&name(holding.host), holding)),
@@ -264,6 +267,19 @@ mod tests {
             "93 % 1/8 hosts 1 failed 600 MB/s 1 s",
         ];
         assert_eq!(lines(&hosts, &all, true), expected);
+    }
+
+    /// With --sync, four hosts get their copies at a time, and the others wait.
+    #[test]
+    fn copies_without_a_stream_have_rates() {
+        let (hosts, all, _) = eight(|all| {
+            all[..4].iter_mut().for_each(|host| host.standing = HostStanding::Copying);
+            all[4..].iter_mut().for_each(|host| (host.standing, host.received) = (HostStanding::Behind, 0));
+        });
+        let shown = HostsShown { made: 0, ..shown(&all, false) };
+        let line = "0/8 hosts  400 MB/s in all  slowest gpu03 100 MB/s  median 100 MB/s, fastest 100 MB/s";
+        assert_eq!(hosts.line(&shown, 160), line);
+        assert_eq!(hosts.progress(&shown).slowest.map(|slowest| slowest.host).as_deref(), Some("gpu03"));
     }
 
     #[test]

@@ -8,16 +8,11 @@ mod advice;
 mod chart;
 mod html;
 
-use std::path::Path;
-
 use self::html::Html;
 use super::line::{seconds_words, thousands};
 use super::record::{Record, Track, Weight};
-use super::{REPORT, prepared, published};
 use crate::cli::words::waited_for;
 use crate::engine::{Figures, View, Wait, Waits};
-use crate::fault::Failure;
-use crate::fs::prepared::Prepared;
 use crate::job::event::{self, End, HeldUpBy};
 use crate::job::progress::{Copied, size_words};
 use crate::measure::words::rate_words;
@@ -36,9 +31,6 @@ const SOURCE_HOPS_MAX: usize = 3;
 /// Maximum number of lines about hosts that held up others.
 const HOLDERS_MAX: usize = 8;
 
-/// The page, before the run has ended.
-pub(super) struct Page(Prepared);
-
 /// Outcome of a run.
 #[derive(Clone, Copy)]
 pub(super) struct CameTo<'a> {
@@ -47,28 +39,8 @@ pub(super) struct CameTo<'a> {
     pub(super) copied: Option<&'a Copied>,
 }
 
-impl Page {
-    /// Creates the file of the page, without its final name.
-    ///
-    /// # Errors
-    ///
-    /// Exit code 1 if the file cannot be created.
-    pub(super) fn open(path: &Path) -> Result<Self, Failure> {
-        prepared("--report FILE.html", REPORT, path).map(Self)
-    }
-
-    /// Writes the page, and gives its file the final name.
-    ///
-    /// # Errors
-    ///
-    /// Exit code 6 if that fails.
-    pub(super) fn finish(&self, record: &Record, came_to: CameTo<'_>) -> Result<(), Failure> {
-        published(&self.0, REPORT, &render(record, came_to))
-    }
-}
-
 /// Renders the page.
-fn render(record: &Record, came_to: CameTo<'_>) -> Vec<u8> {
+pub(super) fn render(record: &Record, came_to: CameTo<'_>) -> Vec<u8> {
     let outcome = outcome(record, came_to);
     let mut html = Html::new();
     html.element("html", &[("lang", "en")], |html| {

@@ -22,8 +22,6 @@ pub(super) struct Sink {
     file: File,
     /// Whether it has a reader who may stand still. If so, long lines are written in pieces.
     may_wait: bool,
-    /// What messages call it.
-    pub(super) name: String,
     state: Mutex<State>,
 }
 
@@ -62,13 +60,13 @@ struct Held {
 
 impl Sink {
     /// Makes a sink of an open stream.
-    pub(super) fn stream(file: File, name: String) -> Self {
-        Self::new(file, name, None)
+    pub(super) fn stream(file: File) -> Self {
+        Self::new(file, None)
     }
 
-    fn new(file: File, name: String, held: Option<Held>) -> Self {
+    fn new(file: File, held: Option<Held>) -> Self {
         let may_wait = file.is_terminal() || file.metadata().is_ok_and(|found| found.file_type().is_fifo());
-        Self { file, may_wait, name, state: Mutex::new(State { held, failed: None }) }
+        Self { file, may_wait, state: Mutex::new(State { held, failed: None }) }
     }
 
     /// Opens or creates a file, a FIFO or a device, or opens again what is `kept`. `may_be_refused`: the contents of a
@@ -78,15 +76,12 @@ impl Sink {
     /// # Errors
     ///
     /// The system's error from opening it.
-    pub(super) fn open(path: &Path, name: String, may_be_refused: bool, kept: &Kept) -> io::Result<Self> {
+    pub(super) fn open(path: &Path, may_be_refused: bool, kept: &Kept) -> io::Result<Self> {
         match kept.0.get() {
             // Opening a FIFO again would wait for another reader.
-            Some(Some(file)) => return Ok(Self::stream(file.try_clone()?, name)),
+            Some(Some(file)) => return file.try_clone().map(Self::stream),
             // Another program may have moved the file away, to begin a new one.
-            Some(None) => {
-                let file = OpenOptions::new().append(true).create(true).open(path)?;
-                return Ok(Self::stream(file, name));
-            }
+            Some(None) => return OpenOptions::new().append(true).create(true).open(path).map(Self::stream),
             None => {}
         }
         let (file, made) = match OpenOptions::new().append(true).create_new(true).open(path) {
@@ -100,7 +95,7 @@ impl Sink {
         let held = file.metadata()?.is_file().then(|| Held { events: Vec::new(), made });
         let stream = if held.is_some() { None } else { Some(file.try_clone()?) };
         let _ = kept.0.set(stream);
-        let sink = Self::new(file, name, held);
+        let sink = Self::new(file, held);
         if !may_be_refused {
             sink.begin()?;
         }
@@ -179,7 +174,7 @@ mod tests {
         let path = fifo(&scratch);
         let read = || File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&path).expect("a reader");
         let reader = read();
-        let sink = Sink::open(&path, String::new(), true, &Kept::default()).expect("it");
+        let sink = Sink::open(&path, true, &Kept::default()).expect("it");
         drop(reader);
         assert_eq!(sink.write(b"1\n").expect_err("no reader").kind(), ErrorKind::BrokenPipe);
         let mut reader = read();
@@ -195,7 +190,7 @@ mod tests {
     fn a_slow_reader_of_a_pipe_that_does_not_block_gets_all() {
         let (mut reader, writer) = io::pipe().expect("a pipe");
         rustix::io::ioctl_fionbio(&writer, true).expect("a flag");
-        let sink = Sink::stream(OwnedFd::from(writer).into(), String::new());
+        let sink = Sink::stream(OwnedFd::from(writer).into());
         let (line, count) = ([b'x'; 5000], 100);
         let reading = std::thread::spawn(move || {
             let mut got = Vec::new();
@@ -214,7 +209,7 @@ mod tests {
         fs::write(&path, "old\n").expect("room");
         let kept = Kept::default();
         let tell = |path: &Path, kept: &Kept, line: &[u8]| {
-            let sink = Sink::open(path, String::new(), true, kept).expect("it");
+            let sink = Sink::open(path, true, kept).expect("it");
             sink.begin().expect("room");
             sink.write(line).expect("room");
         };
@@ -241,12 +236,12 @@ mod tests {
         let path = scratch.path().join("file");
         let read = || fs::read_to_string(&path).expect("it");
         fs::write(&path, "long and precious\n").expect("room");
-        let sink = Sink::open(&path, String::new(), true, &Kept::default()).expect("it");
+        let sink = Sink::open(&path, true, &Kept::default()).expect("it");
         sink.write(b"1\n").expect("held");
         assert_eq!(read(), "long and precious\n");
         assert!(sink.leave());
         assert_eq!(read(), "long and precious\n");
-        let sink = Sink::open(&path, String::new(), true, &Kept::default()).expect("it");
+        let sink = Sink::open(&path, true, &Kept::default()).expect("it");
         sink.write(b"1\n").expect("held");
         sink.begin().expect("room");
         assert_eq!(read(), "1\n");
@@ -254,7 +249,7 @@ mod tests {
         sink.begin().expect("room");
         assert!(!sink.leave());
         assert_eq!(read(), "1\n2\n");
-        Sink::open(&path, String::new(), false, &Kept::default()).expect("it");
+        Sink::open(&path, false, &Kept::default()).expect("it");
         assert_eq!(read(), "", "an old report would be taken for that of a command that was killed");
     }
 
@@ -262,8 +257,7 @@ mod tests {
     fn lines_of_two_copies_into_one_file_stay_whole() {
         let scratch = tempfile::tempdir().expect("a directory");
         let path = scratch.path().join("file");
-        let [refused, one, two] =
-            std::array::from_fn(|_| Sink::open(&path, String::new(), true, &Kept::default()).expect("room"));
+        let [refused, one, two] = std::array::from_fn(|_| Sink::open(&path, true, &Kept::default()).expect("room"));
         one.begin().expect("room");
         one.write(b"a long line\n").expect("room");
         two.begin().expect("room");
@@ -278,20 +272,20 @@ mod tests {
     fn a_new_file_goes_again() {
         let scratch = tempfile::tempdir().expect("a directory");
         let path = scratch.path().join("file");
-        let sink = Sink::open(&path, String::new(), true, &Kept::default()).expect("room");
+        let sink = Sink::open(&path, true, &Kept::default()).expect("room");
         assert!(path.exists() && sink.leave() && !path.exists());
-        let sink = Sink::open(&path, String::new(), true, &Kept::default()).expect("room");
+        let sink = Sink::open(&path, true, &Kept::default()).expect("room");
         fs::remove_file(&path).expect("ours");
         fs::write(&path, "of another").expect("room");
         assert!(sink.leave() && path.exists());
         // A link that leads to nothing, as with any other redirection.
         let link = scratch.path().join("link");
         std::os::unix::fs::symlink("target", &link).expect("a link");
-        let sink = Sink::open(&link, String::new(), false, &Kept::default()).expect("room");
+        let sink = Sink::open(&link, false, &Kept::default()).expect("room");
         sink.write(b"1\n").expect("room");
         assert_eq!(fs::read(scratch.path().join("target")).expect("it"), b"1\n");
-        assert!(Sink::open(scratch.path(), String::new(), true, &Kept::default()).is_err());
-        let sink = Sink::open(Path::new("/dev/null"), String::new(), true, &Kept::default());
+        assert!(Sink::open(scratch.path(), true, &Kept::default()).is_err());
+        let sink = Sink::open(Path::new("/dev/null"), true, &Kept::default());
         assert!(!sink.expect("a device").leave());
     }
 }

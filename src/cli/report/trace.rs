@@ -5,60 +5,23 @@
 //! thread always nest, whatever other hosts send.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
-use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::record::{Record, Weight};
-use super::{TRACE, prepared, published};
 use crate::cli::log::Kept;
-use crate::fault::{Failure, printable};
-use crate::fs::prepared::Prepared;
+use crate::fault::printable;
 use crate::log::{Entry, Mark, Step};
 
-/// The file of the trace, before the run has ended.
-pub(super) struct Trace(Prepared);
-
-/// An event in Chrome's trace format. Times are in microseconds since the run began.
-#[derive(Debug, PartialEq, Serialize)]
-struct Event {
-    name: String,
-    ph: &'static str,
-    ts: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    dur: Option<u64>,
-    pid: usize,
-    tid: usize,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    s: Option<&'static str>,
-    args: Value,
+/// Makes an event in Chrome's trace format. Times are in microseconds since the run began.
+fn event(name: &str, ph: &str, ts: u64, (pid, tid): (usize, usize), args: Value) -> Value {
+    json!({ "name": name, "ph": ph, "ts": ts, "pid": pid, "tid": tid, "args": args })
 }
 
-impl Event {
-    fn new(name: String, ph: &'static str, ts: u64, (pid, tid): (usize, usize), args: Value) -> Self {
-        Self { name, ph, ts, dur: None, pid, tid, s: None, args }
-    }
-}
-
-impl Trace {
-    /// Makes the file, still without a name.
-    ///
-    /// # Errors
-    ///
-    /// Exit 1 if the file cannot be made.
-    pub(super) fn open(path: &Path) -> Result<Self, Failure> {
-        prepared("--trace FILE", TRACE, path).map(Self)
-    }
-
-    /// Writes the trace and gives the file its name. `kept` is the log.
-    ///
-    /// # Errors
-    ///
-    /// Exit 6 if the file cannot be written.
-    pub(super) fn finish(&self, record: &Record, kept: &Kept, exit: u8) -> Result<(), Failure> {
-        published(&self.0, TRACE, &render(record, kept, exit))
-    }
+/// Sorts events by time. Of events that begin at the same time, the one that encloses the others comes first.
+fn sort(events: &mut [Value]) {
+    let number = |event: &Value, key: &str| event[key].as_u64().unwrap_or(0);
+    events.sort_by_key(|event| (number(event, "ts"), u64::MAX - number(event, "dur")));
 }
 
 /// Numbers of hosts, and of the sessions and hosts that each host logs about.
@@ -87,10 +50,8 @@ impl Places {
     }
 
     /// Returns events that give hosts and threads their names.
-    fn names(&self) -> Vec<Event> {
-        let name = |what: &str, place: (usize, usize), name: &str| {
-            Event::new(what.to_owned(), "M", 0, place, json!({ "name": name }))
-        };
+    fn names(&self) -> Vec<Value> {
+        let name = |what: &str, place, name: &str| event(what, "M", 0, place, json!({ "name": name }));
         let here = name("process_name", (HERE, 0), "this host");
         let hosts = self.hosts.iter().map(|(host, &pid)| name("process_name", (pid, 0), host));
         let threads = self
@@ -101,14 +62,14 @@ impl Places {
     }
 }
 
-fn render(record: &Record, kept: &Kept, exit: u8) -> Vec<u8> {
+/// Renders the trace. `kept` is the log.
+pub(super) fn render(record: &Record, kept: &Kept, exit: u8) -> Vec<u8> {
     let mut places = Places::default();
     let end = micros(record.now());
     let mut events = spans(record.began_micros, &kept.entries, end, &mut places);
     events.extend(counters(record, &mut places));
     events.extend(instants(record, &mut places));
-    // Of events that begin at the same time, the one that encloses the others comes first.
-    events.sort_by_key(|event| (event.ts, u64::MAX - event.dur.unwrap_or(0)));
+    sort(&mut events);
     let mut all = places.names();
     all.append(&mut events);
     let began = humantime::format_rfc3339_millis(record.began_at).to_string();
@@ -141,14 +102,15 @@ struct Open {
 
 /// Returns the steps and moments of each host as events. A step that ends also ends the steps within it. A step that
 /// never ends lasts until the end of the run.
-fn spans(began: u64, entries: &[Entry], end: u64, places: &mut Places) -> Vec<Event> {
+fn spans(began: u64, entries: &[Entry], end: u64, places: &mut Places) -> Vec<Value> {
     let mut events = Vec::new();
     let mut open: BTreeMap<(usize, usize), Vec<Open>> = BTreeMap::new();
     let mut sorted: Vec<&Entry> = entries.iter().collect();
     sorted.sort_by_key(|entry| entry.at);
-    let span = |place: (usize, usize), Open { step, from, text }: Open, to: u64, last: Value| Event {
-        dur: Some(to.saturating_sub(from)),
-        ..Event::new(step.name().to_owned(), "X", from, place, json!({ "begins": text, "ends": last }))
+    let span = |place, Open { step, from, text }: Open, to: u64, last: Value| {
+        let mut span = event(step.name(), "X", from, place, json!({ "begins": text, "ends": last }));
+        span["dur"] = to.saturating_sub(from).into();
+        span
     };
     for entry in sorted {
         let at = entry.at.saturating_sub(began).min(end);
@@ -156,12 +118,12 @@ fn spans(began: u64, entries: &[Entry], end: u64, places: &mut Places) -> Vec<Ev
         let place = (pid, places.thread(pid, &printable(&entry.about)));
         let text = printable(&entry.text);
         match entry.mark {
-            Mark::Moment => events.push(instant(text, at, place)),
+            Mark::Moment => events.push(instant(&text, at, place, "t")),
             Mark::Begin(step) => open.entry(place).or_default().push(Open { step, from: at, text }),
             Mark::End(step) => {
                 let steps = open.entry(place).or_default();
                 let Some(first) = steps.iter().rposition(|open| open.step == step) else {
-                    events.push(instant(text, at, place));
+                    events.push(instant(&text, at, place, "t"));
                     continue;
                 };
                 for inner in steps.drain(first..) {
@@ -177,12 +139,15 @@ fn spans(began: u64, entries: &[Entry], end: u64, places: &mut Places) -> Vec<Ev
     events
 }
 
-fn instant(name: String, ts: u64, place: (usize, usize)) -> Event {
-    Event { s: Some("t"), ..Event::new(name, "i", ts, place, json!({})) }
+/// Makes an event without a duration. `scope`: `t` for a thread, `g` for the whole run.
+fn instant(name: &str, ts: u64, place: (usize, usize), scope: &str) -> Value {
+    let mut instant = event(name, "i", ts, place, json!({}));
+    instant["s"] = scope.into();
+    instant
 }
 
 /// Returns the rate of each end over time, and what it waited for.
-fn counters(record: &Record, places: &mut Places) -> Vec<Event> {
+fn counters(record: &Record, places: &mut Places) -> Vec<Value> {
     let mut events = Vec::new();
     for track in &record.tracks {
         for (side, (end, way)) in track.ends.iter().zip(["to", "from"]).enumerate() {
@@ -192,7 +157,7 @@ fn counters(record: &Record, places: &mut Places) -> Vec<Event> {
             let pid = places.host(&track.names[side]);
             let peer = &track.names[1 - side];
             let counter = |what: &str, ts: f64, args: Value| {
-                Event::new(format!("{what} ({way} {peer})"), "C", micros(ts), (pid, 0), args)
+                event(&format!("{what} ({way} {peer})"), "C", micros(ts), (pid, 0), args)
             };
             // The value of a counter holds until its next event.
             for pair in end.series.samples().windows(2) {
@@ -216,7 +181,7 @@ fn counters(record: &Record, places: &mut Places) -> Vec<Event> {
 }
 
 /// Returns the lines that the command printed, and the changes of state of several hosts.
-fn instants(record: &Record, places: &mut Places) -> Vec<Event> {
+fn instants(record: &Record, places: &mut Places) -> Vec<Value> {
     let weight = |weight| match weight {
         Weight::Plain => "note",
         Weight::Lost => "lost",
@@ -224,16 +189,16 @@ fn instants(record: &Record, places: &mut Places) -> Vec<Event> {
         Weight::Failed => "failed",
     };
     let run = (HERE, places.thread(HERE, ""));
-    let mut events: Vec<Event> = Vec::new();
+    let mut events = Vec::new();
     for event in &record.events {
         let name = format!("{}: {}", weight(event.weight), printable(&event.line));
-        events.push(Event { s: Some("g"), ..instant(name, micros(event.at), run) });
+        events.push(instant(&name, micros(event.at), run, "g"));
     }
     for host in &record.hosts {
         let place = (places.host(&host.name), 0);
         for (at, standing) in &host.changes {
-            let code = json!(standing).as_str().unwrap_or_default().to_owned();
-            events.push(instant(code, micros(*at), place));
+            let code = json!(standing);
+            events.push(instant(code.as_str().unwrap_or_default(), micros(*at), place, "t"));
         }
     }
     events
@@ -262,15 +227,17 @@ mod tests {
         }
         let mut places = Places::default();
         let mut events = spans(1000, &entries, 3000, &mut places);
-        events.sort_by_key(|event| (event.ts, u64::MAX - event.dur.unwrap_or(0)));
-        let mut open: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
-        for event in events.iter().filter(|event| event.ph == "X") {
-            let (around, end) = (open.entry(event.tid).or_default(), event.ts + event.dur.unwrap_or(0));
-            around.retain(|&end| end > event.ts);
-            assert!(end <= 3000 && around.last().is_none_or(|&around| end <= around), "{event:?}");
+        sort(&mut events);
+        let number = |event: &Value, key: &str| event[key].as_u64().expect("a number");
+        let mut open: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+        for event in events.iter().filter(|event| event["ph"] == "X") {
+            let (from, around) = (number(event, "ts"), open.entry(number(event, "tid")).or_default());
+            let end = from + number(event, "dur");
+            around.retain(|&end| end > from);
+            assert!(end <= 3000 && around.last().is_none_or(|&around| end <= around), "{event}");
             around.push(end);
         }
-        assert!(events.iter().filter(|event| event.ph == "X").count() > 1000);
-        assert!(places.names().iter().all(|event| !event.args.to_string().contains("\\u001b")));
+        assert!(events.iter().filter(|event| event["ph"] == "X").count() > 1000);
+        assert!(places.names().iter().all(|event| !event["args"].to_string().contains("\\u001b")));
     }
 }

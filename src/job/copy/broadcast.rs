@@ -20,7 +20,7 @@ use crate::job::hop::Side;
 use crate::job::plan::Spec;
 use crate::job::progress::{Copied, Ended, HostEnded, HostShown, HostStanding, size_words};
 use crate::job::{HERE, Job, Round, Update};
-use crate::options::TreeOptions;
+use crate::options::{Rule, TreeOptions};
 use crate::tree::Root;
 use crate::tree::stats::TreeFigures;
 
@@ -476,11 +476,16 @@ impl Copy<'_> {
     fn tell_interrupted(&mut self, run: &Run, kept_bytes: u64) {
         let all: Vec<usize> = (0..run.targets.len()).filter(|&at| run.counts(at)).collect();
         let (done, all) = (all.iter().filter(|&&at| run.targets[at].is_complete()).count(), all.len());
-        let with = if self.plan.tree.sync { "" } else { " with --sync" };
         let others = if done > 0 { " on the others" } else { "" };
+        let own = run.targets.iter().filter(|target| !target.is_extra && !target.is_replaced);
+        let is_dst = |target: &Target| target.placed.as_ref().is_some_and(|placed| placed.as_name.is_some());
+        let are_dst: Vec<bool> = own.map(is_dst).collect();
+        let (plan, several) = (&self.plan, self.are_several(&run.found));
+        let again = again(&plan.tree, plan.exact, plan.directory, several, &run.found, &are_dst);
+        let again = again.map(|with| format!(", run again{with} to resume")).unwrap_or_default();
         let kept = match kept_bytes {
             0 => format!("; nothing kept{others} to resume"),
-            bytes => format!("; {} kept{others} in total, run again{with} to resume", size_words(bytes)),
+            bytes => format!("; {} kept{others} in total{again}", size_words(bytes)),
         };
         self.say(&format!("interrupted; {done} of {all} hosts are complete{kept}"));
     }
@@ -697,6 +702,8 @@ impl Run {
             (None | Some(Tree::Failed), _) => HostStanding::Failed,
             (Some(Tree::Open), _) if target.from.is_some() => HostStanding::Copying,
             (Some(Tree::Open), _) if target.why.is_some() || target.state.is_behind => HostStanding::Behind,
+            // It takes no part in the stream.
+            (Some(Tree::Open), _) if node.is_some_and(|node| node > self.streaming) => HostStanding::Behind,
             (Some(Tree::Open), _) if target.state.has_all => HostStanding::Finishing,
             (Some(Tree::Open), _) => HostStanding::Receiving,
         };
@@ -717,6 +724,36 @@ impl Run {
         }
         self.chain.before(node).filter(|&before| before != SOURCE).map(|before| self.nodes[before - 1])
     }
+}
+
+/// Returns what to add to the command so that another run resumes, in the same places and with the same entries: with
+/// `--sync`, SRC/ becomes DST and SRC goes into DST, whether DST exists or not. `None` if no words suit all hosts.
+/// `are_dst`: for each host that the command names, whether the copy there is DST itself.
+fn again(
+    tree: &TreeOptions,
+    exact: bool,
+    directory: bool,
+    several: bool,
+    found: &[(usize, Found)],
+    are_dst: &[bool],
+) -> Option<&'static str> {
+    let is_slashed = |found: &Found| found.kind == Kind::Directory && found.path.ends_with(b"/");
+    let are_all = |is: bool| are_dst.iter().all(|&is_dst| is_dst == is);
+    // With -T, the name of SRC is no longer a part of the paths that such a pattern may match.
+    let has_path = |rule: &Rule| rule.pattern.windows(2).any(|two| two[0] == b'/' || two == b"**");
+    let (with, is_contents) = match found {
+        _ if tree.sync => return Some(""),
+        [(_, found)] if !several => match found.kind == Kind::Directory {
+            is_directory if !is_directory || exact || found.name.is_empty() => (" with --sync", is_directory),
+            _ if are_all(is_slashed(found)) => (" with --sync", is_slashed(found)),
+            _ if are_all(true) && !directory && !tree.rules.0.iter().any(has_path) => (" with --sync -T", true),
+            _ => return None,
+        },
+        all if all.iter().all(|(_, found)| !found.name.is_empty() && !is_slashed(found)) => (" with --sync", false),
+        _ => return None,
+    };
+    // With --sync, patterns apply to SRC itself, too, unless its contents are copied.
+    (is_contents || tree.rules.0.is_empty()).then_some(with)
 }
 
 /// Whether a host has failed by itself, whatever happened to the host with the sources.
@@ -746,14 +783,4 @@ fn roots_of(found: &[(usize, Found)]) -> Vec<Root> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A host that answers is not said to be cut off or down.
-    #[test]
-    fn only_one_that_is_not_heard_is_said_not_to_answer() {
-        let says_so = |why: Why| why_failed(Some(why), true).starts_with("it no longer answers");
-        assert!([Why::StoodStill, Why::CutOff, Why::Slow].into_iter().all(says_so));
-        assert!(![Why::DiskStill, Why::Endless, Why::NoGiver].into_iter().any(says_so));
-    }
-}
+mod tests;

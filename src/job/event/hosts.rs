@@ -40,22 +40,22 @@ pub struct Hosts {
     pub bytes_final: bool,
     /// The rate over the last seconds, of all hosts together, in bytes per second.
     pub bytes_per_second: f64,
-    /// The slowest host that receives the stream; null if none does.
+    /// The slowest host that receives the stream, or with --sync its copy; null if none does.
     pub slowest: Option<HostRate>,
-    /// The median rate of the hosts that receive the stream, in bytes per second; null if none does.
+    /// The median rate in bytes per second of hosts that receive the stream, or with --sync a copy; null if none does.
     pub median_bytes_per_second: Option<f64>,
-    /// The fastest host that receives the stream; null if none does.
+    /// The fastest host that receives the stream, or with --sync its copy; null if none does.
     pub fastest: Option<HostRate>,
     /// The host that others wait for; null if none is far enough behind.
     pub held_up: Option<HeldUp>,
 }
 
-/// How fast a host receives the stream.
+/// How fast a host receives the stream, or with --sync its copy.
 #[derive(Debug, PartialEq, Serialize, JsonSchema)]
 pub struct HostRate {
     /// The host as the command line names it.
     pub host: String,
-    /// Bytes of the stream that the host has received.
+    /// Bytes that the host has received of the stream, or with --sync of its copy.
     pub bytes: u64,
     /// The rate over the last seconds, in bytes per second.
     pub bytes_per_second: f64,

@@ -122,6 +122,11 @@ impl Copy<'_> {
         let proof = run.links.proof.and_then(|proof| proof.tree);
         let expected = proof.map(|proof| Expected { proof, is_bound: from != SOURCE });
         let receive = frames::Job::ReceiveTree { directory, names, settings: settings.clone(), expected };
+        if from != SOURCE {
+            // The giver's tree is what these options have made of the source's.
+            settings.chmod.clear();
+            (settings.prune_empty_dirs, settings.copy_dirlinks) = (false, false);
+        }
         let send = frames::Job::SendTree { roots, settings };
         if let Some(failure) = too_long(&send) {
             // Such a request would fail the host that gives the copy, and with it all others.

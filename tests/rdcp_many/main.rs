@@ -1,7 +1,10 @@
 //! `rdcp` to several hosts: one tree, sent once, along a chain of them. The other hosts are simulated by a launcher
 //! that runs the agent on this host, each in its own directory.
 
+#[path = "../rig/mod.rs"]
 mod rig;
+
+mod late;
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -191,10 +194,11 @@ fn each_host_is_synchronized() {
     lab.tree("src", 1 << 20);
     let sync = |lab: &Lab| {
         let mut arguments = vec!["--sync".into(), "--delete".into(), "-r".into(), "--json=report".into()];
-        arguments.push(OsString::from(format!("{}/", lab.join("src").display())));
-        arguments.extend(lab.to(3));
+        arguments.extend(["--bwlimit=40M".into(), OsString::from(format!("{}/", lab.join("src").display()))]);
+        arguments.extend(lab.to(6));
         lab.start_many(&arguments).wait().expect(0);
         let text = fs::read_to_string(lab.join("report")).expect("a report");
+        assert!(!text.contains(r#""state":"receiving""#), "there is no stream: {text}");
         let end: serde_json::Value = serde_json::from_str(text.lines().last().expect("an end")).expect("JSON");
         assert_eq!((&end["event"], &end["exit"]), (&"end".into(), &0.into()), "{text}");
         end["bytes"].as_u64().expect("a number")
@@ -202,82 +206,16 @@ fn each_host_is_synchronized() {
     fs::create_dir_all(lab.join("h2/copy/old")).expect("directories");
     fs::write(lab.join("h2/copy/old/file"), b"of before").expect("a file");
     let all = sync(&lab);
-    (1..=3).for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
+    let report = fs::read_to_string(lab.join("report")).expect("a report");
+    assert!(report.matches(r#""state":"behind""#).count() >= 2, "four are copied to at once: {report}");
+    (1..=6).for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
     fs::write(lab.join("src/small7"), b"other contents").expect("a file");
     fs::remove_file(lab.join("src/small9")).expect("it is there");
     let changed = sync(&lab);
-    (1..=3).for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
+    (1..=6).for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
     let same = sync(&lab);
     assert!(all > 5 << 20 && changed > 0 && same == 0, "{all}, {changed} and {same} bytes");
-    (1..=3).for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
-}
-
-/// A host that gets its copy late has the source's contents, also if an older file has the same length, or if a single
-/// small file is all there is.
-#[test]
-fn a_late_copy_is_the_source() {
-    let lab = Lab::new();
-    lab.tree("src", 1 << 20);
-    lab.script("late", "case $1 in h2) sleep 6 ;; esac\nexec sh -c \"exec $2\"");
-    let small = lab.join("src/small9");
-    let runs = [("tree", lab.join("src")), ("one", small.clone())].map(|(name, source)| {
-        let at = |host: usize| lab.join(&format!("{name}{host}"));
-        for host in 1..=2 {
-            fs::create_dir_all(at(host).join("src/sub")).expect("directories");
-        }
-        for file in ["large", "sub/f3000001"] {
-            let other: Vec<u8> = noise(lab.join("src").join(file).metadata().expect("there").len() as usize);
-            fs::write(at(2).join("src").join(file), other.iter().rev().copied().collect::<Vec<_>>()).expect("a file");
-        }
-        let mut command = lab.command(rdcp(), "late", AGENT);
-        let to = |host: usize| lab.there(&format!("h{host}"), &format!("{name}{host}/"));
-        let command = command.arg("-r").arg(source).arg(to(1)).arg("--to").arg(to(2));
-        Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()))
-    });
-    for mut run in runs {
-        run.wait().expect(0);
-    }
-    (1..=2).for_each(|host| lab.is_equal("src", &format!("tree{host}/src")));
-    for host in 1..=2 {
-        assert_eq!(fs::read(lab.join(&format!("one{host}/small9"))).expect("there"), fs::read(&small).expect("there"));
-    }
-}
-
-/// An entry that a late host cannot make is that host's own failure: nobody is called a forger for it. That host, and no
-/// other one, is written down to be copied to again.
-#[test]
-fn an_entry_that_a_late_host_cannot_make_is_its_own_failure() {
-    let lab = Lab::new();
-    lab.tree("src", 1 << 20);
-    lab.script("late", "case $1 in h2) sleep 6 ;; down) exit 255 ;; esac\nexec sh -c \"exec $2\"");
-    for host in 1..=2 {
-        fs::create_dir_all(lab.join(&format!("h{host}/src"))).expect("directories");
-    }
-    // In the way of a directory, and of a large and a small file.
-    fs::write(lab.join("h2/src/sub"), "old").expect("a file");
-    for name in ["large", "small1"] {
-        fs::create_dir_all(lab.join(&format!("h2/src/{name}/full"))).expect("directories");
-    }
-    let mut command = lab.command(rdcp(), "late", AGENT);
-    command.args(["-r", "--hosts-failed"]).arg(lab.join("failed")).arg(lab.join("src")).arg(lab.there("h1", "h1/"));
-    for host in ["h2", "down"] {
-        command.arg("--to").arg(lab.there(host, "h2/"));
-    }
-    let ended = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait();
-    ended.expect(8);
-    for part in ["src/sub: ", "src/large: ", "src/small1: ", "1 of 3 hosts failed, 1 incomplete; 1 succeeded"] {
-        assert!(ended.stderr.contains(part), "{part}: {}", ended.stderr);
-    }
-    assert!(!ended.stderr.contains("does not match the source"), "{}", ended.stderr);
-    assert!(!ended.stderr.contains("changed after the others"), "{}", ended.stderr);
-    lab.is_equal("src", "h1/src");
-    for name in ["small2", "small9"] {
-        let [there, here] = ["h2/src", "src"].map(|at| fs::read(lab.join(at).join(name)).expect("a file"));
-        assert_eq!(there, here);
-    }
-    let failed = fs::read_to_string(lab.join("failed")).expect("a list");
-    let hosts: Vec<&str> = failed.lines().filter(|line| !line.starts_with('#')).collect();
-    assert!(hosts.len() == 2 && hosts.iter().all(|line| !line.starts_with("h1")), "{failed}");
+    (1..=6).for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
 }
 
 /// A host on which nothing could be made has failed, as with a single host.
@@ -396,59 +334,6 @@ fn a_host_that_does_not_answer_is_named() {
     }
 }
 
-/// A host whose login takes long, and a host that hangs: the others do not wait for them, and
-/// the late host gets its copy.
-#[test]
-fn hosts_that_are_late_hold_nobody() {
-    let lab = Lab::new();
-    lab.tree("src", 1 << 20);
-    // h2 takes longer than any login is waited for; h3 hangs until its connection times out.
-    let late = "case $1 in h2) sleep 8 ;; h3) sleep 9; echo 'h3: connection timed out' >&2; exit 255 ;; esac";
-    lab.script("late", &format!("{late}\nexec sh -c \"exec $2\""));
-    let mut arguments = vec!["-r".into(), "--json=report".into(), lab.join("src").into_os_string()];
-    arguments.extend(lab.to(4));
-    let began = Instant::now();
-    let mut command = lab.command(rdcp(), "late", AGENT);
-    let mut process = Process::spawn(command.args(&arguments).stdin(Stdio::null()).stdout(Stdio::null()));
-    while ![1, 4].iter().all(|host| lab.join(&format!("h{host}/copy")).exists()) {
-        assert!(began.elapsed() < Duration::from_secs(8), "they wait: {}", process.stderr());
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    let ended = process.wait();
-    ended.expect(8);
-    for said in ["h2 has not answered yet", "h3: connection timed out", "1 of 4 hosts failed; 3 succeeded"] {
-        assert!(ended.stderr.contains(said), "{said}: {}", ended.stderr);
-    }
-    [1, 2, 4].iter().for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
-    assert!(!lab.join("h3/copy").exists());
-    let report = fs::read_to_string(lab.join("report")).expect("a report");
-    assert!(report.contains(r#""state":"starting""#), "{report}");
-    // The outcome is reported as for a copy to one host, and the unreachable host is named.
-    let events: Vec<serde_json::Value> = report.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
-    let of =
-        |name: &str| events.iter().find(|event| event["event"] == name).unwrap_or_else(|| panic!("{name}: {report}"));
-    let (copied, failed, end) = (of("copied"), of("failed"), of("end"));
-    assert!(copied["bytes"].as_u64() >= Some(1 << 20) && copied["level"] == "written", "{copied}");
-    assert_eq!((failed["at"]["host"].as_str(), failed["at"]["path"].as_str()), (Some("h3"), Some("")), "{failed}");
-    let waits = end["wait_seconds"].as_object().expect("times");
-    assert!(waits.values().filter_map(serde_json::Value::as_f64).sum::<f64>() > 0.0, "{end}");
-}
-
-/// If no host answers for long, the hosts that everything waits for are named.
-#[test]
-fn hosts_that_are_all_late_are_named() {
-    let lab = Lab::new();
-    lab.tree("src", 1 << 20);
-    lab.script("late", "sleep 6\nexec sh -c \"exec $2\"");
-    let mut arguments = vec!["-r".into(), lab.join("src").into_os_string()];
-    arguments.extend(lab.to(2));
-    let mut command = lab.command(rdcp(), "late", AGENT);
-    let ended = Process::spawn(command.args(&arguments).stdin(Stdio::null()).stdout(Stdio::null())).wait();
-    ended.expect(0);
-    assert_eq!(ended.stderr.matches("h1, h2 have not answered yet; with ssh, -o").count(), 1, "{}", ended.stderr);
-    [1, 2].iter().for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
-}
-
 /// A host that another command adds gets its copy. That command reports the outcome too.
 #[test]
 fn hosts_are_added_while_it_runs() {
@@ -545,25 +430,6 @@ fn a_host_that_has_joined_does_not_delay_an_interrupt() {
     };
     // On a busy machine other things may take long.
     assert!((0..3).any(|_| took() < Duration::from_millis(2300)), "it waits for a host without a node");
-}
-
-/// If the host that gives a late host its copy dies, the late host gets the copy from the source at once. It does not
-/// wait until the lost link could have come back.
-#[test]
-fn a_giver_that_dies_is_not_waited_for() {
-    let lab = Lab::new();
-    lab.tree("src", 32 << 20);
-    lab.script("late", "case $1 in h2) sleep 6 ;; esac\nexec sh -c \"exec $2\"");
-    let mut arguments = vec!["-r".into(), "--bwlimit=10M".into(), "--reconnect=90".into()];
-    arguments.push(lab.join("src").into_os_string());
-    arguments.extend(lab.to(2));
-    let mut command = lab.command(rdcp(), "late", AGENT);
-    let mut process = Process::spawn(command.args(&arguments).stdin(Stdio::null()).stdout(Stdio::null()));
-    lab.await_bytes(2, 4 << 20, &mut process);
-    // It gives the copy, because it has everything by now.
-    kill_process(lab.agent(1), Signal::KILL).expect("it runs");
-    process.wait_for(Duration::from_secs(45)).expect(0);
-    (1..=2).for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
 }
 
 /// Returns the name of a running job.
@@ -739,45 +605,71 @@ fn one_place_is_written_to_once() {
     ["both/copy", "both/other"].iter().for_each(|copy| lab.is_equal("src", copy));
 }
 
-/// The copy says how much has arrived, and `--sync` uses it. Of a large file only whole blocks of 16 MiB are used.
+/// The copy says how much has arrived, and what to type, which leads to the same place and uses that. Of a large file
+/// only whole blocks of 16 MiB are used.
 #[test]
 fn an_interrupted_copy_says_how_it_goes_on() {
     let lab = Lab::new();
     lab.tree("src", 80 << 20);
-    is_interrupted_and_goes_on(&lab, "16M", 32 << 20);
+    is_interrupted_and_goes_on(&lab, "16M", 32 << 20, "copy");
     let lab = Lab::new();
-    fs::create_dir_all(lab.join("src/sub")).expect("directories");
-    for number in 0..2000 {
-        fs::write(lab.join(&format!("src/sub/{number}")), noise(8 << 10)).expect("a file");
-    }
-    is_interrupted_and_goes_on(&lab, "4M", 4 << 20);
+    lab.many_files_and_directories();
+    is_interrupted_and_goes_on(&lab, "4M", 4 << 20, "copy/src");
+    // SRC/ has gone into DST, which it would become with --sync.
+    let lab = Lab::new();
+    lab.many_files_and_directories();
+    let (_, said) = lab.interrupted("4M", 4 << 20, "src/");
+    assert!(said.ends_with(" kept in total\n"), "{said}");
 }
 
-#[track_caller]
-fn is_interrupted_and_goes_on(lab: &Lab, rate: &str, bytes: u64) {
-    let mut arguments = vec!["-r".into(), format!("--bwlimit={rate}").into(), lab.join("src").into_os_string()];
-    arguments.extend(lab.to(2));
-    let mut process = lab.start_many(&arguments);
-    let has_some = |host: usize| {
-        let names = fs::read_dir(lab.join(&format!("h{host}"))).expect("a directory");
-        names.flatten().any(|name| disk_bytes_below(&name.path()) > bytes)
-    };
-    let until = Instant::now() + PATIENCE;
-    while !(has_some(1) && has_some(2)) {
-        assert!(Instant::now() < until, "nothing comes: {}", process.stderr());
-        std::thread::sleep(Duration::from_millis(20));
+impl Lab {
+    /// Makes a tree of small files, and DST on two hosts.
+    fn many_files_and_directories(&self) {
+        fs::create_dir_all(self.join("src/sub")).expect("directories");
+        for number in 0..2000 {
+            fs::write(self.join(&format!("src/sub/{number}")), noise(8 << 10)).expect("a file");
+        }
+        (1..=2).for_each(|host| fs::create_dir_all(self.join(&format!("h{host}/copy"))).expect("directories"));
     }
-    process.signal(Signal::INT);
-    let ended = process.wait();
-    let parts = ["interrupted; 0 of 2 hosts are complete; ", " kept in total, run again with --sync to resume"];
-    ended.expect(130).one_line("rdcp", &parts);
-    arguments.splice(..3, ["-rv".into(), "--sync".into(), lab.join("src/").into_os_string()]);
+
+    /// Interrupts a copy of `typed` to two hosts once this many bytes have arrived. Returns its arguments, of which the
+    /// second limits the rate, and what it says.
+    #[track_caller]
+    fn interrupted(&self, rate: &str, bytes: u64, typed: &str) -> (Vec<OsString>, String) {
+        let mut arguments = vec!["-r".into(), format!("--bwlimit={rate}").into(), typed.into()];
+        arguments.extend(self.to(2));
+        let mut process = self.start_many(&arguments);
+        let has_some = |host: usize| {
+            let names = fs::read_dir(self.join(&format!("h{host}"))).expect("a directory");
+            names.flatten().any(|name| disk_bytes_below(&name.path()) > bytes)
+        };
+        let until = Instant::now() + PATIENCE;
+        while !(has_some(1) && has_some(2)) {
+            assert!(Instant::now() < until, "nothing comes: {}", process.stderr());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        process.signal(Signal::INT);
+        let ended = process.wait();
+        ended.expect(130).one_line("rdcp", &["interrupted; 0 of 2 hosts are complete; "]);
+        (arguments, ended.stderr)
+    }
+}
+
+/// Copies `src`, which becomes `copy` on each host.
+#[track_caller]
+fn is_interrupted_and_goes_on(lab: &Lab, rate: &str, bytes: u64, copy: &str) {
+    let (mut arguments, said) = lab.interrupted(rate, bytes, "src");
+    let again = said.trim_end().strip_suffix(" to resume").expect("how to resume");
+    let (_, options) = again.split_once(" kept in total, run again with ").expect("how to resume");
+    arguments[1] = "-v".into();
+    arguments.extend(options.split(' ').map(OsString::from));
     let ended = lab.start_many(&arguments).wait();
     ended.expect(0);
     assert!(ended.stderr.contains("adds a host"), "{}", ended.stderr);
     for host in [1, 2] {
-        lab.is_equal("src", &format!("h{host}/copy"));
-        let names = fs::read_dir(lab.join(&format!("h{host}"))).expect("a directory").count();
+        let copy = format!("h{host}/{copy}");
+        lab.is_equal("src", &copy);
+        let names = fs::read_dir(lab.join(&copy).parent().expect("a directory")).expect("a directory").count();
         assert_eq!(names, 1, "what was kept has become the copy");
     }
 }

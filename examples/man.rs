@@ -122,6 +122,9 @@ const ALLOCATION: &[Term] = &[(
         in PATH.",
 )];
 
+const MEMORY: &[Term] =
+    &[("SLURM_JOB_ID", "With --launcher slurm within a job, programs on its nodes share the memory of the job there.")];
+
 const GPUS: &[Term] = &[(
     "SLURM_GPUS, SLURM_GPUS_PER_SOCKET",
     "With --launcher slurm: if one of these is set, commands on other nodes have none of the job's GPUs and other generic \
@@ -133,13 +136,16 @@ const COPY: &[Term] = &[("XDG_RUNTIME_DIR", "The directory for the sockets of --
 const SSH_CONNECTION: &[Term] =
     &[("SSH_CONNECTION", "Set by sshd: the address at which ssh has reached this host. Other hosts may be told it.")];
 
-const KUBERNETES: &[Term] = &[("KUBERNETES_SERVICE_HOST", "If it is set, the host is a container of Kubernetes.")];
+const KUBERNETES: &[Term] = &[(
+    "KUBERNETES_SERVICE_HOST",
+    "If it is set, the host is taken for a container of Kubernetes, unless the kernel's own threads can be seen.",
+)];
 
 /// How the agent finds the shell for a command of rdsh.
 const LOGIN: &[Term] = &[(
     "LOGNAME, SHELL",
-    "If SHELL is set, this is a login, and a command of rdsh runs in the shell that the user database has for LOGNAME. \
-     Otherwise it runs in /bin/sh.",
+    "If SHELL is set, this is a login, and a command of rdsh runs in the shell that the user database has for the user \
+     (of several names of that user, LOGNAME's), or in SHELL if the user is not in it. Otherwise it runs in /bin/sh.",
 )];
 
 /// Files on a host to which the agent is copied.
@@ -290,7 +296,7 @@ fn pages() -> Vec<Page> {
         Page {
             command: PipeArguments::command(),
             examples: examples::RDPIPE,
-            environment: vec![RSH, GPUS, AGENT_CACHE, STREAM_TEMPORARY, SETTINGS],
+            environment: vec![RSH, GPUS, MEMORY, AGENT_CACHE, STREAM_TEMPORARY, SETTINGS],
             files: vec![SETTINGS_FILES, AGENT_FILES, SSH_FILES],
             others: &["ssh"],
         },
@@ -334,7 +340,7 @@ fn pages() -> Vec<Page> {
         Page {
             command: PerfArguments::command(),
             examples: examples::RDPERF,
-            environment: vec![PERF_KEY, RSH, AGENT_CACHE, SETTINGS],
+            environment: vec![PERF_KEY, RSH, MEMORY, AGENT_CACHE, SETTINGS],
             files: vec![SETTINGS_FILES, AGENT_FILES, SSH_FILES],
             others: &["ib_send_bw", "ssh"],
         },

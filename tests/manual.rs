@@ -88,7 +88,7 @@ const VARIABLES: &[(&str, &[&str])] = &[
     ("SLURM_GPUS", &["rdpipe"]),
     ("SLURM_GPUS_PER_SOCKET", &["rdpipe"]),
     ("SLURM_HET_SIZE", &["rdcp", "rddoctor"]),
-    ("SLURM_JOB_ID", &["rdcp", "rddoctor"]),
+    ("SLURM_JOB_ID", &["rdcp", "rdpipe", "rdperf", "rddoctor"]),
     ("SLURM_JOB_NODELIST", &["rdcp", "rddoctor"]),
     ("SLURM_NODELIST", &["rdcp", "rddoctor"]),
     ("SSH_CONNECTION", &["rddoctor", "rdma-pipe-agent"]),

@@ -69,24 +69,30 @@ fn a_umask_that_takes_rights_from_the_owner_keeps_no_copy_from_its_own_directori
     }
 }
 
-/// An interrupted copy may have given the directory its final mode.
+/// An interrupted copy may have given directories their final modes.
 #[test]
 fn a_closed_directory_that_a_copy_has_left_is_not_in_the_way() {
     let lab = Lab::for_users();
-    fs::create_dir(lab.join("from")).expect("a directory");
+    fs::create_dir_all(lab.join("from/sub")).expect("directories");
     lab.0.file("from/file", b"1");
+    lab.0.file("from/sub/file", b"2");
     let user = if is_root() { NOBODY } else { rustix::process::geteuid().as_raw() };
     for to in ["", "h"] {
         let name = format!("to{to}");
         let hash = blake3::hash(format!("{name}/{user}").as_bytes()).to_hex();
         let beside = lab.join(&format!(".{}.rd-part", &hash[..32]));
-        fs::create_dir(&beside).expect("a directory");
-        chown(&beside, Some(user), None).expect("ours, or root may");
+        fs::create_dir_all(beside.join("sub")).expect("directories");
+        fs::write(beside.join("sub/file"), b"older").expect("a file");
+        for left in ["sub/file", "sub", ""] {
+            chown(beside.join(left), Some(user), None).expect("ours, or root may");
+        }
+        fs::set_permissions(beside.join("sub"), fs::Permissions::from_mode(0o555)).expect("ours, or root may");
         // With the mark that it gets where others may rename entries.
         fs::set_permissions(&beside, fs::Permissions::from_mode(0o1000)).expect("ours, or root may");
         let side = if to.is_empty() { name.clone().into() } else { lab.there(to, &name) };
         rdcp(&lab, "022", &["-r".into(), "from".into(), side]).expect(0);
         holds(&lab.join(&name).join("file"), b"1");
+        holds(&lab.join(&name).join("sub/file"), b"2");
         assert!(!beside.exists());
     }
 }

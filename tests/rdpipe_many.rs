@@ -5,7 +5,8 @@ mod rig;
 
 use std::fs::{self, File};
 use std::io::{BufReader, Write};
-use std::process::Stdio;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -151,6 +152,7 @@ fn what_they_say_is_told_apart() {
     let end = events.last().expect("an end");
     let stages = end["stages"].as_array().expect("stages");
     assert!(stages[1..].iter().all(|stage| stage["bytes_in"] == 3_145_728), "{end}");
+    assert_eq!(stages[0]["bytes_out"], 3_145_728, "{end}");
 }
 
 /// The last line says how many hosts have the stream. With -v, each hop has its line.
@@ -409,6 +411,55 @@ fn a_queue_on_disk_outlives_a_failure() {
     ended.expect(1);
     (1..=2).for_each(|host| lab.holds(&format!("h{host}"), &bytes));
     none_marked(lab.0.path(), Duration::from_secs(5));
+}
+
+/// A block device on a file system that is full. Only the kernel's cache takes what is written.
+struct FullDevice {
+    at: PathBuf,
+    name: String,
+}
+
+impl FullDevice {
+    /// Makes the device. `None` if that is not possible here.
+    fn new(lab: &Lab) -> Option<Self> {
+        let mut device = Self { at: lab.join("full"), name: String::new() };
+        fs::create_dir(&device.at).expect("a directory");
+        let mut mount = Command::new("mount");
+        let mounted = mount.args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(&device.at).status();
+        mounted.ok().filter(|status| status.success())?;
+        let image = device.at.join("image");
+        File::create(&image).and_then(|file| file.set_len(64 << 20)).expect("a hole");
+        fs::write(device.at.join("rest"), noise(2 << 20)).expect_err("no space");
+        let made = Command::new("losetup").args(["--find", "--show"]).arg(&image).output();
+        let made = made.ok().filter(|made| made.status.success())?;
+        device.name = String::from_utf8(made.stdout).expect("text").trim().to_owned();
+        Some(device)
+    }
+}
+
+impl Drop for FullDevice {
+    fn drop(&mut self) {
+        if !self.name.is_empty() {
+            let _ = Command::new("losetup").args(["--detach", &self.name]).status();
+        }
+        let _ = Command::new("umount").arg("-l").arg(&self.at).status();
+    }
+}
+
+/// A device is asked at the end of the stream whether the data could be written.
+#[test]
+fn a_device_that_cannot_take_the_stream_has_failed() {
+    let lab = lab();
+    let Some(device) = FullDevice::new(&lab) else { return not_run("needs root, to make a device that is full") };
+    let bytes = lab.source(1 << 20);
+    std::os::unix::fs::symlink(&device.name, lab.join("h2")).expect("a link");
+    for option in ["--stall=5", "--spool=4M"] {
+        let ended = lab.start(&[option, "src:cat DIR/source", "h[1-2]:> DIR/$AT"]).wait();
+        ended.expect(8);
+        let is_named = |line: &str| ["h2: ", "cannot write", &device.name].iter().all(|part| line.contains(part));
+        assert!(ended.stderr.lines().any(is_named), "{option}: {}", ended.stderr);
+        lab.holds("h1", &bytes);
+    }
 }
 
 /// If all receiving commands end early, the command that makes the stream is ended, as with a pipe.

@@ -28,7 +28,7 @@ use crate::control::tunnel::{Emit, Tunnel};
 use crate::engine::link::LastWord;
 use crate::engine::listen::{Further, Incoming, Listener};
 use crate::engine::pace::Pace;
-use crate::engine::session::{FirstLane, NoWork, Session, post_soon};
+use crate::engine::session::{FirstLane, Obstacle, Session, post_soon};
 use crate::engine::{Event, Work, channel, reach};
 use crate::fault::{Exit, errno_of, escaped, os};
 use crate::fs::sink::{FileSink, StreamSink, Target, Tee};
@@ -507,18 +507,19 @@ impl Run {
             reports_for_both: if self.begin.caller_is_peer { !self.is_remote } else { role == Role::Sender },
         };
         let (mut stage_fault, mut size_sent) = (None, None);
+        let unopened = if role == Role::Sender { Obstacle::Source } else { Obstacle::Destination };
         let make_work = |chunk_bytes| {
             let prepared = match self.await_stage(prepared) {
                 Ok(prepared) => prepared,
-                Err(Fault { exit: exit @ 129.., .. }) => return Err(NoWork::Signal(exit - 128)),
+                Err(Fault { exit: exit @ 129.., .. }) => return Err(Obstacle::Signal(exit - 128)),
                 Err(fault) => {
                     let (path, detail) = (fault.path.clone(), fault.detail.clone().into_bytes());
                     let fact = IoFact { errno: fault.errno, path, detail };
                     stage_fault = Some(fault);
-                    return Err(NoWork::Io(fact));
+                    return Err(unopened(fact));
                 }
             };
-            let work = (prepared.open)(chunk_bytes).map_err(NoWork::from)?;
+            let work = (prepared.open)(chunk_bytes).map_err(unopened)?;
             if let Work::Send(source) = &work {
                 size_sent = source.size_bytes();
             }

@@ -1,7 +1,7 @@
 //! Where the files of a copy are and where their copies will be, by the rules of `cp -a`. Placing only looks; `make`
 //! creates the directory.
 
-use std::ffi::{CStr, OsStr, OsString};
+use std::ffi::{OsStr, OsString};
 use std::fs::Metadata;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -167,7 +167,7 @@ fn left(target: &Path) -> Option<PathBuf> {
 fn has_entries(path: &Path) -> bool {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOATIME | OFlags::CLOEXEC;
     match openat(CWD, path, flags, Mode::empty()) {
-        Ok(directory) => partial::for_each(directory, |_| Err(Errno::EXIST)).is_err(),
+        Ok(directory) => partial::has_any(directory, |_| true) != Ok(false),
         Err(error) => error == Errno::PERM,
     }
 }
@@ -326,8 +326,7 @@ const HOLD_TRIES: usize = 5;
 
 /// Whether a directory contains only unfinished entries, so that the run that has made it may still remove it.
 fn may_go(directory: &OwnedFd) -> bool {
-    let look = |name: &CStr| if is_temporary_name(name.to_bytes()) { Ok(()) } else { Err(Errno::EXIST) };
-    partial::for_each(directory, look).is_ok()
+    partial::has_any(directory, |name| !is_temporary_name(name.to_bytes())) == Ok(false)
 }
 
 /// Whether a path still leads to this directory.

@@ -111,7 +111,7 @@ const EXIT_CODES: &str = "Exit codes: 0 done; 1 usage error; 2 authentication fa
     4 link lost; 5 cannot read '< FILE' or standard input; 6 cannot write '> FILE' or standard output; 7 corruption; \
     8 some hosts failed; 9 protocol or version; 141 standard output closed; 128+n ended by signal n; \
     else that of the last command that failed. A command has not failed if its reader ended first and SIGPIPE \
-    ended it, or it failed after writing more than its reader wanted";
+    ended it, or, except before a list of hosts, it failed after writing more than its reader wanted";
 
 /// Runs the command. The first of `words` is its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {
@@ -221,7 +221,9 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
     let reporter = Reporter::open("rdpipe", &arguments.report, &moved, &Kept::default())?;
     let may_draw = matches!(output, Some(Output::Nothing | Output::Error)) || !std::io::stdout().is_terminal();
     let is_until_output = output == Some(Output::Hop) && !may_draw;
-    let mut console = HopsConsole::new(&reporter, may_draw, is_until_output);
+    let feeder = plan.branching.as_ref().and_then(|branching| branching.first.checked_sub(1));
+    let may_ask = feeder.is_some_and(|number| plan.specs[number].host.is_empty() && plan.specs[number].is_run());
+    let mut console = HopsConsole::new(&reporter, may_draw, is_until_output, may_ask);
     let Ran { stages, hops, streamed, failure } = match Pipeline::new(&plan, &mut console) {
         Ok(pipeline) => pipeline.run(),
         Err(failure) => Ran { stages: Vec::new(), hops: Vec::new(), streamed: None, failure: Some(failure) },

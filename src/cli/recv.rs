@@ -23,7 +23,7 @@ use super::send::{EXIT_CODES, check_transport};
 use super::words::{not_listening, too_many_guesses};
 use crate::agent::words;
 use crate::engine::listen::{Further, Incoming, Listener};
-use crate::engine::session::{self, FirstLane, NoWork, Session};
+use crate::engine::session::{self, FirstLane, Obstacle, Session};
 use crate::engine::{Event, Work, channel};
 use crate::fault::{Exit, Failure, escaped, os, printable, shown_path};
 use crate::fs::sink::{NO_TEXT, Target};
@@ -213,8 +213,8 @@ fn transfer(
         };
         let make_work = |_chunk_bytes| {
             // FILE may be something else by now, because the wait has no limit.
-            let target = file.map(|path| Target::prepare(Path::new(path))).transpose()?;
-            Work::receive(target.as_ref()).map_err(NoWork::from)
+            let target = file.map(|path| Target::prepare(Path::new(path))).transpose();
+            target.and_then(|target| Work::receive(target.as_ref())).map_err(Obstacle::Destination)
         };
         match session.run(first, make_work) {
             Ok(ended) => return Ok(ended),

@@ -26,7 +26,7 @@ use super::options::ReportOptions;
 use crate::fault::{Exit, Failure, escaped, printable};
 use crate::job::entries::TakeEntries;
 use crate::job::hop::{Hop, Side};
-use crate::job::progress::{Copied, Ended, HostShown, Rate, Shown, size_words};
+use crate::job::progress::{Copied, Ended, HostShown, HostStanding, Rate, Shown, size_words};
 use crate::job::{
     self,
     event::{ceiling, rate},
@@ -162,6 +162,8 @@ pub(crate) struct Console<'a> {
     terminal: Terminal,
     style: Style,
     hosts: Hosts,
+    /// Whether a host of a copy to several hosts has answered.
+    has_answered: bool,
     remarks: &'a RefCell<Remarks>,
 }
 
@@ -190,7 +192,7 @@ impl<'a> Console<'a> {
     pub(crate) fn new(reporter: &'a Reporter<'a>, may_draw: bool, style: Style, remarks: &'a RefCell<Remarks>) -> Self {
         remarks.replace_with(|old| Remarks { before: std::mem::take(&mut old.now), now: Vec::new() });
         let terminal = Terminal::new("rdcp", reporter.options, may_draw);
-        Self { reporter, terminal, style, hosts: Hosts::default(), remarks }
+        Self { reporter, terminal, style, hosts: Hosts::default(), has_answered: false, remarks }
     }
 }
 
@@ -218,6 +220,11 @@ impl job::Observer for Console<'_> {
     }
 
     fn show_hosts(&mut self, hosts: &[HostShown], made: u64, is_all: bool, elapsed: Duration) {
+        if !self.has_answered {
+            // Waiting for logins is no progress.
+            self.has_answered = hosts.iter().any(|host| host.standing != HostStanding::Starting);
+            self.terminal.area.restart();
+        }
         let shown = HostsShown { hosts, made, is_all, elapsed };
         self.hosts.tell(self.reporter, &shown);
         self.terminal.area.show(|columns| vec![self.hosts.line(&shown, columns)]);

@@ -21,7 +21,7 @@ use super::report::{Kept, Moved, NonBlocking, Reporter, Terminal, here, reported
 use super::words::{check_rails, unreached};
 use crate::agent::words;
 use crate::engine::link::LinkError;
-use crate::engine::session::{FirstLane, Session};
+use crate::engine::session::{FirstLane, Obstacle, Session};
 use crate::engine::{self, Work, channel};
 use crate::fault::{Exit, Failure, escaped};
 use crate::fs::source::Source;
@@ -213,7 +213,7 @@ fn transfer(
     let shared = input.try_clone().map_err(|_| no_descriptors())?;
     let mut size_sent = None;
     let make_work = |chunk_bytes| {
-        let source = Source::new(input, &name, chunk_bytes)?;
+        let source = Source::new(input, &name, chunk_bytes).map_err(Obstacle::Source)?;
         // The file may have grown since the receiver was contacted.
         size_sent = source.size_bytes();
         Ok(Work::Send(source))

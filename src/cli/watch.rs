@@ -14,7 +14,7 @@ use crate::fault::{Exit, Failure, escaped};
 use crate::fs::{canonical, directory_of};
 use crate::job::Setup;
 use crate::job::plan::Spec;
-use crate::job::watch::{SourceWatch, Watched};
+use crate::job::watch::SourceWatch;
 use crate::tree::Only;
 use crate::tree::watch::{Touched, bound};
 
@@ -135,7 +135,7 @@ fn gather(watch: &mut SourceWatch, touched: &mut Touched) -> Result<Option<Failu
     watch.ask();
     loop {
         match watch.next(Instant::now() + if has_changed { Duration::ZERO } else { LONG }) {
-            Ok(Watched::Changed(changed)) => {
+            Ok(Some(changed)) => {
                 has_changed = true;
                 *touched = touched.take().zip(changed).map(|(mut some, others)| {
                     some.extend(others);
@@ -143,8 +143,8 @@ fn gather(watch: &mut SourceWatch, touched: &mut Touched) -> Result<Option<Failu
                 });
                 bound(touched);
             }
-            Ok(Watched::Nothing) if has_changed => return Ok(None),
-            Ok(Watched::Nothing) => {}
+            Ok(None) if has_changed => return Ok(None),
+            Ok(None) => {}
             Err(failure) if is_loss(&failure) => return Ok(Some(failure)),
             Err(failure) => return Err(failure),
         }

@@ -25,6 +25,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::Errno;
 use rustix::process::Signal;
+use rustix::termios::tcgetpgrp;
 
 use super::frames::{
     Action, Fault, Input, Message, Output, SHELL_WORDS_MAX, STAGES_MAX, STDERR_BYTES_MAX, Stage, StageReport,
@@ -36,6 +37,7 @@ use crate::fs::{identity, io_fact, standard};
 use crate::transport::relay::{RelayInput, RelayOutput, relay};
 use guard::{End, Guard, LINGER_MAX, Launch, Running, WAKE_EVERY};
 pub use guard::{Warden, Whole, await_all as await_guards};
+pub use redirection::NO_FILE;
 use redirection::{Call, Opening, Side};
 pub use room::Share;
 
@@ -519,9 +521,10 @@ fn own_program() -> std::io::Result<PathBuf> {
     Ok(if is_own(&path) { path } else { OWN.into() })
 }
 
-/// Whether there is a terminal on which a command could ask something.
+/// Whether there is a terminal on which a command could ask something. One of another namespace of process numbers
+/// counts as none: this process has no number for its group there.
 fn has_terminal() -> bool {
-    File::open("/dev/tty").is_ok()
+    File::open("/dev/tty").is_ok_and(|terminal| tcgetpgrp(terminal).is_ok())
 }
 
 /// Acts as a helper for stages if the first argument asks for one; `None` if it does not.

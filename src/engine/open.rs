@@ -108,15 +108,16 @@ pub fn open(
                 session: *session,
                 secret: secret.clone(),
                 rdma,
-                rails: [
+                choices: [
                     // Data in clear stays on the network that the user chose.
-                    PathRails::new(match &options.rails {
+                    match &options.rails {
                         RailChoice::Auto if !agreed.seal_tcp => RailChoice::Count(1),
                         choice => choice.clone(),
-                    }),
+                    },
                     // RDMA finds its devices itself, whatever network the user named.
-                    PathRails::new(options.rails.clone()),
+                    options.rails.clone(),
                 ],
+                rails: Default::default(),
             }));
         }
         (Some(registry), Some(adapters)) => {
@@ -242,26 +243,15 @@ struct Dialing {
     session: SessionId,
     secret: SessionSecret,
     rdma: Option<rdma::Dialing>,
-    /// Indexed by path.
-    rails: [PathRails; 2],
-}
-
-/// The rails of one path.
-struct PathRails {
-    choice: RailChoice,
-    /// All rails, if there are several.
-    found: OnceLock<Vec<Rail>>,
-}
-
-impl PathRails {
-    fn new(choice: RailChoice) -> Self {
-        Self { choice, found: OnceLock::new() }
-    }
+    /// Which rails to use, indexed by path.
+    choices: [RailChoice; 2],
+    /// All rails of each path, if it has several.
+    rails: [OnceLock<Vec<Rail>>; 2],
 }
 
 impl Dialing {
     fn rail(&self, path: control::Path, number: u8) -> Option<&Rail> {
-        self.rails[path as usize].found.get()?.get(usize::from(number))
+        self.rails[path as usize].get()?.get(usize::from(number))
     }
 }
 
@@ -310,7 +300,7 @@ impl Dialer for Dialing {
     }
 
     fn find_rails(&self, path: control::Path, first: [IpAddr; 2], addresses: &[RailAddress]) -> (u8, bool) {
-        let PathRails { choice, found: known } = &self.rails[path as usize];
+        let (choice, known) = (&self.choices[path as usize], &self.rails[path as usize]);
         let found = match (path, &self.rdma) {
             _ if choice.most() < 2 || known.get().is_some() => Vec::new(),
             (control::Path::Tcp, _) => rails::find(choice, [self.own, self.address], addresses),

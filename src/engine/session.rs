@@ -116,20 +116,6 @@ pub struct NotBegun {
     pub last_word: Option<LastWord>,
 }
 
-/// Why there is no source or sink.
-pub enum NoWork {
-    /// The source or sink cannot be opened.
-    Io(IoFact),
-    /// A signal ended this end.
-    Signal(u8),
-}
-
-impl From<IoFact> for NoWork {
-    fn from(fact: IoFact) -> Self {
-        Self::Io(fact)
-    }
-}
-
 /// A session that has ended.
 pub struct Ended {
     /// How the session ended.
@@ -140,7 +126,7 @@ pub struct Ended {
 
 impl Session<'_> {
     /// Exchanges offers, then runs the session to its end. `make_work` gets the agreed chunk size. It may take as long
-    /// as the other end's does.
+    /// as the other end's does. It fails with an obstacle of this end alone: the source, the destination, or a signal.
     ///
     /// # Errors
     ///
@@ -148,7 +134,7 @@ impl Session<'_> {
     pub fn run(
         mut self,
         first: FirstLane,
-        make_work: impl FnOnce(usize) -> Result<Work, NoWork>,
+        make_work: impl FnOnce(usize) -> Result<Work, Obstacle>,
     ) -> Result<Ended, NotBegun> {
         let about = logged::about(self.role, &first.peer_name);
         log::begin(Step::Session, &about, || "both ends are connected".to_owned());
@@ -163,7 +149,7 @@ impl Session<'_> {
         mut self,
         about: &str,
         mut first: FirstLane,
-        make_work: impl FnOnce(usize) -> Result<Work, NoWork>,
+        make_work: impl FnOnce(usize) -> Result<Work, Obstacle>,
     ) -> Result<Ended, NotBegun> {
         let (role, size_bytes, listening) = (self.role, self.size_bytes, self.listening);
         self.observer.observe(SessionEvent::StepBegins(Step::Connect));
@@ -193,14 +179,8 @@ impl Session<'_> {
                 .map_err(|error| ours_is(give_up(&mut first, role, Obstacle::Signals(error))))?
                 .keep();
         }
-        let mut work = make_work(agreed.chunk_bytes).map_err(|no_work| {
-            let (obstacle, cause) = match (no_work, role) {
-                (NoWork::Io(fact), Role::Sender) => (Obstacle::Source(fact.clone()), Cause::Source(fact)),
-                (NoWork::Io(fact), Role::Receiver) => (Obstacle::Destination(fact.clone()), Cause::Sink(fact)),
-                (NoWork::Signal(number), _) => (Obstacle::Signal(number), Cause::Signal(number)),
-            };
-            ours_is(abort(&mut first, obstacle, cause))
-        })?;
+        let work = make_work(agreed.chunk_bytes);
+        let mut work = work.map_err(|obstacle| ours_is(give_up(&mut first, role, obstacle)))?;
         if let (Work::ReceiveFile(sink), Some(size_bytes)) = (&mut work, theirs.size_bytes) {
             sink.announce(size_bytes);
         }
@@ -250,18 +230,17 @@ impl FirstLane {
 }
 
 /// Gives the session up. For the peer it has begun: without a message the peer would wait for this end to come back.
-fn abort(first: &mut FirstLane, obstacle: Obstacle, cause: Cause) -> (Obstacle, Option<LastWord>) {
-    (obstacle, send_last(&mut first.stream, &mut first.established.control, &Frame::Abort(cause)))
-}
-
-/// Does the same as [`abort`] if the cause is neither the source nor the destination. No path is named.
+/// If the cause is neither the source nor the destination, no path is named.
 fn give_up(first: &mut FirstLane, role: Role, obstacle: Obstacle) -> (Obstacle, Option<LastWord>) {
-    let fact = plain_fact("".as_ref(), &obstacle.to_string());
-    let cause = match role {
-        Role::Sender => Cause::Source(fact),
-        Role::Receiver => Cause::Sink(fact),
+    let plain = || plain_fact("".as_ref(), &obstacle.to_string());
+    let cause = match (&obstacle, role) {
+        (Obstacle::Signal(number), _) => Cause::Signal(*number),
+        (Obstacle::Source(fact), _) => Cause::Source(fact.clone()),
+        (Obstacle::Destination(fact), _) => Cause::Sink(fact.clone()),
+        (_, Role::Sender) => Cause::Source(plain()),
+        (_, Role::Receiver) => Cause::Sink(plain()),
     };
-    abort(first, obstacle, cause)
+    (obstacle, send_last(&mut first.stream, &mut first.established.control, &Frame::Abort(cause)))
 }
 
 /// Returns an obstacle if RDMA was requested and one end has no device.

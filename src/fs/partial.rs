@@ -330,10 +330,7 @@ fn check_made(parent: BorrowedFd<'_>, found: &OwnedFd) -> Result<(), Errno> {
     if fstat(found)?.st_mode & Mode::SVTX.bits() != 0 || !is_shared(parent)? {
         return Ok(());
     }
-    match for_each(found, |_| Err(Errno::NOTEMPTY)) {
-        Err(Errno::NOTEMPTY) if !keeps_modes(parent)? => Ok(()),
-        looked => looked,
-    }
+    if has_any(found, |_| true)? && keeps_modes(parent)? { Err(Errno::NOTEMPTY) } else { Ok(()) }
 }
 
 /// Whether the file system keeps modes. Elsewhere nothing keeps others out of any directory.
@@ -655,6 +652,14 @@ fn remove_files(directory: &OwnedFd) -> Result<Vec<CString>, Errno> {
         Ok(())
     })?;
     failure.map_or(Ok(below), Err)
+}
+
+/// Reports whether a directory has an entry whose name is wanted.
+pub(crate) fn has_any(directory: impl AsFd, is_wanted: impl Fn(&CStr) -> bool) -> Result<bool, Errno> {
+    match for_each(directory, |name| if is_wanted(name) { Err(Errno::EXIST) } else { Ok(()) }) {
+        Err(Errno::EXIST) => Ok(true),
+        looked => looked.map(|()| false),
+    }
 }
 
 /// Calls `look` with each name in a directory.

@@ -6,7 +6,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rd_proto::control::IoFact;
@@ -100,8 +99,6 @@ pub struct FileSink {
     writes: Writes,
     /// Held for each write if the file system does one write after the other: waiting for this lock takes no processor.
     turn: Option<Mutex<()>>,
-    /// Whether the partial name is no longer this sink's, because the file was published or removed.
-    settled: AtomicBool,
 }
 
 /// A file's names before and after it is published.
@@ -144,13 +141,12 @@ impl FileSink {
     }
 
     fn new(file: File, path: &Path, names: Option<Names>) -> Self {
-        let settled = AtomicBool::new(names.is_none());
         let (bypass, writes) = (WriteBypass::default(), Writes::new(None));
         let kind = fstatfs(&file).map_or(0, |system| system.f_type as u32);
         let is_there = |names: &Names| statat(&names.directory, &names.last, AtFlags::SYMLINK_NOFOLLOW).is_ok();
         let write_out = WriteOut::new(kind, names.as_ref().is_some_and(is_there), false);
         let turn = is_serial(kind).then(Mutex::default);
-        Self { file, names, path: path.to_owned(), size_bytes: 0, bypass, write_out, writes, turn, settled }
+        Self { file, names, path: path.to_owned(), size_bytes: 0, bypass, write_out, writes, turn }
     }
 
     /// Records the size that the sender has announced. The sender is not held to it.
@@ -202,16 +198,13 @@ impl FileSink {
             error => fact(error),
         })?;
         crate::log::trace("", || format!("published {}", crate::fault::escaped(self.path.as_os_str())));
-        self.settled.store(true, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Removes the partial file unless it has been published. Dropping does so too, but where other threads hold the
-    /// sink as the process ends, nothing is dropped.
+    /// Removes the partial file unless it has been published: then it has another name. Dropping does so too, but where
+    /// other threads hold the sink as the process ends, nothing is dropped.
     pub fn discard(&self) {
-        if let Some(names) = &self.names
-            && !self.settled.swap(true, Ordering::Relaxed)
-        {
+        if let Some(names) = &self.names {
             partial::remove_named(&names.directory, names.partial.as_os_str(), &self.file);
         }
     }
@@ -334,9 +327,7 @@ impl StreamSink {
         }
         match (&self.file, &self.failed) {
             (_, Some(failed)) => Err(failed.clone()),
-            (Some(file), None) => fstat(file)
-                .and_then(|stat| settle(file, FileType::from_raw_mode(stat.st_mode)))
-                .map_err(|error| io_fact(&self.name, error)),
+            (Some(file), None) => settle_open(file).map_err(|error| io_fact(&self.name, error)),
             (None, None) => Ok(()),
         }
     }
@@ -375,7 +366,12 @@ impl StreamSink {
     }
 }
 
-/// Asks the file system for the result of all writes to a file of this kind.
+/// Asks the file system, or the device, for the result of all writes to a file.
+pub(crate) fn settle_open(file: &File) -> Result<(), Errno> {
+    fstat(file).and_then(|stat| settle(file, FileType::from_raw_mode(stat.st_mode)))
+}
+
+/// Does so for a file of this kind.
 fn settle(file: &File, kind: FileType) -> Result<(), Errno> {
     if kind == FileType::BlockDevice {
         // Closing a device does not tell whether the data could be written.

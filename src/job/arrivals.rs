@@ -376,7 +376,7 @@ impl Job {
 /// echo off at its own prompt, too, but in the background nobody is asked.
 fn is_echo_off() -> bool {
     let terminal = std::fs::File::open("/dev/tty").ok().filter(|_| std::io::stderr().is_terminal());
-    let asked = terminal.filter(|terminal| tcgetpgrp(terminal) == Ok(getpgrp()));
+    let asked = terminal.filter(|terminal| tcgetpgrp(terminal).is_ok_and(|owner| owner == getpgrp()));
     let modes = asked.and_then(|terminal| tcgetattr(terminal).ok());
     modes.is_some_and(|modes| !modes.local_modes.contains(LocalModes::ECHO))
 }

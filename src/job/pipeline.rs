@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use super::hop::{Hop, Side};
 use super::{self as job, EndOf, HERE, Job, Round, Setup, Update};
 use crate::control::frames::{self, Message, StageReport};
-use crate::control::stages::CANNOT_RUN;
+use crate::control::stages::{CANNOT_RUN, NO_FILE};
 use crate::fault::{Exit, Failure, escaped, os};
 use crate::job::progress::Streamed;
 use crate::options::TransferOptions;
@@ -103,6 +103,16 @@ pub(crate) struct Stage {
     is_killed: bool,
     /// Bytes that the stage has received of a stream for several hosts.
     received: Option<u64>,
+    /// Bytes that the stage has made of such a stream.
+    sent: Option<u64>,
+}
+
+impl Stage {
+    /// Whether the shell of a redirection was still opening the file when the caller asked it to end.
+    fn was_cut_opening(&self) -> bool {
+        let is_cut = |fault: &frames::Fault| fault.errno == 0 && fault.detail == NO_FILE;
+        self.end.as_ref().is_some_and(|end| end.asked && end.report.fault.as_ref().is_some_and(is_cut))
+    }
 }
 
 /// How a stage ended.
@@ -603,10 +613,16 @@ impl<'a> Pipeline<'a> {
         }
         let mut failures: Vec<Failure> = Vec::new();
         let first_branch = self.plan.branching.as_ref().map_or(self.stages.len(), |branching| branching.first);
+        // Those that are the effect of another failure.
+        let mut effects: Vec<Failure> = Vec::new();
         // The first stage behind a failed one.
         let mut behind = None;
         for (number, stage) in self.stages.iter().enumerate().take(first_branch) {
             let failure = self.stage_failure(number, stage);
+            if stage.was_cut_opening() {
+                effects.extend(failure);
+                continue;
+            }
             if failure.is_some() && !stage.end.as_ref().is_some_and(|end| end.asked) {
                 behind.get_or_insert(number + 1);
             }
@@ -626,6 +642,9 @@ impl<'a> Pipeline<'a> {
         }
         let is_explained = !failures.is_empty();
         failures.extend(self.judge_branches(is_explained));
+        if failures.is_empty() {
+            failures = effects;
+        }
         // A stage that is the source of the stream has failed both as a stage and as the source of all branches.
         failures.dedup_by(|one, before| one.message.is_some() && one.message == before.message);
         let Some(mut last) = failures.pop() else {

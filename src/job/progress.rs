@@ -203,7 +203,7 @@ pub enum HostStanding {
     Finishing,
     /// The host takes no part in the stream (any more), and waits for its copy.
     Behind,
-    /// The host gets its copy from another host.
+    /// The host gets its copy from another host or from the source; with --sync always from the source.
     Copying,
     /// The host has everything, and that is proven.
     Done,

@@ -25,14 +25,6 @@ pub(crate) struct SourceWatch {
     has_several: bool,
 }
 
-/// What has come while the hosts watched.
-pub(crate) enum Watched {
-    /// Something has changed in these directories.
-    Changed(Touched),
-    /// Nothing has changed by the deadline.
-    Nothing,
-}
-
 impl SourceWatch {
     /// Has the host of each source watch it, with `is_one_system` only what is on the same file system. From then on no
     /// change is missed. `say` prints a line if this takes long.
@@ -90,26 +82,26 @@ impl SourceWatch {
         }
     }
 
-    /// Waits until something has changed.
+    /// Waits until something has changed, and returns in which directories; `None` if nothing has by the deadline.
     ///
     /// # Errors
     ///
     /// Exit 4 for a lost host, 5 if a path can no longer be watched, 128+n for a signal.
-    pub(crate) fn next(&mut self, deadline: Instant) -> Result<Watched, Failure> {
+    pub(crate) fn next(&mut self, deadline: Instant) -> Result<Option<Touched>, Failure> {
         while let Some(update) = self.job.next(deadline) {
             match update {
                 Update::Host(host, Message::Changed(directories)) => {
                     self.asked.remove(&host);
                     let directories = directories.filter(|_| !self.has_several);
                     let touched = directories.map(|some| some.into_iter().map(Into::into).collect());
-                    return Ok(Watched::Changed(touched));
+                    return Ok(Some(touched));
                 }
                 Update::Host(host, Message::Failed(fault)) => return Err(self.job.failure(host, &fault)),
                 Update::Host(host, _) => return Err(self.job.unexpected(host)),
                 update => self.job.check(update)?,
             }
         }
-        Ok(Watched::Nothing)
+        Ok(None)
     }
 
     /// Does nothing for a while, even if a host is lost. What comes meanwhile is kept: a host tells no further change

@@ -99,16 +99,10 @@ pub(in crate::tree) struct HandedOut {
 struct Job {
     at: Arc<OwnedFd>,
     name: CString,
-    what: What,
+    /// How many of its entries are looked at, if it is a directory.
+    entries: Option<usize>,
     /// Whether contents will be read, and not only metadata.
     is_read: bool,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum What {
-    File,
-    /// A directory with this many of its entries.
-    Directory(usize),
 }
 
 impl Drop for Ahead {
@@ -181,8 +175,8 @@ impl Ahead {
             }
             let is_wanted = is_directory || kind == FileType::RegularFile;
             if is_wanted && !is_left_out(name, kind) {
-                let what = if is_directory { What::Directory(entries) } else { What::File };
-                if !self.hand_out(Job { at: Arc::clone(at), name: name.to_owned(), what, is_read }) {
+                let entries = is_directory.then_some(entries);
+                if !self.hand_out(Job { at: Arc::clone(at), name: name.to_owned(), entries, is_read }) {
                     return;
                 }
             }
@@ -194,9 +188,9 @@ impl Ahead {
         }
     }
 
-    /// Hands out a file. Returns false if the queue is full.
-    pub fn look_at(&self, at: &Arc<OwnedFd>, name: &CStr, is_read: bool) -> bool {
-        self.hand_out(Job { at: Arc::clone(at), name: name.to_owned(), what: What::File, is_read })
+    /// Hands out a file whose contents will be read. Returns false if the queue is full.
+    pub fn look_at(&self, at: &Arc<OwnedFd>, name: &CStr) -> bool {
+        self.hand_out(Job { at: Arc::clone(at), name: name.to_owned(), entries: None, is_read: true })
     }
 
     fn hand_out(&self, job: Job) -> bool {
@@ -242,11 +236,11 @@ fn work(shared: &Shared, jobs: &Receiver<Job>, sender: &WeakSender<Job>) {
             return;
         }
         let mut pace = Pace::begin();
-        match job.what {
+        match job.entries {
             // Failures are met by the thread that comes to the entry.
-            What::File if job.is_read => drop(job.read(shared)),
-            What::File => drop(statat(&job.at, &job.name, AtFlags::SYMLINK_NOFOLLOW)),
-            What::Directory(entries) => drop(job.list(entries, sender)),
+            None if job.is_read => drop(job.read(shared)),
+            None => drop(statat(&job.at, &job.name, AtFlags::SYMLINK_NOFOLLOW)),
+            Some(entries) => drop(job.list(entries, sender)),
         }
         shared.went_on(&mut pace);
     }
@@ -260,7 +254,8 @@ impl Shared {
             let waits = waits_of_thread();
             let has_slept = took > SLOW && waits.slept > pace.waits.slept;
             if waits.blocks > pace.waits.blocks || has_slept && self.is_often_slow() {
-                self.is_cold();
+                // A thread had to wait for an entry.
+                self.until.fetch_max(self.passed.load(Relaxed) + WARM_AFTER, Relaxed);
             }
             pace.waits = waits;
         }
@@ -275,11 +270,6 @@ impl Shared {
             self.slow.store(0, Relaxed);
         }
         self.slow.fetch_add(1, Relaxed) >= SLOW_ENTRIES
-    }
-
-    /// Records that a thread had to wait for an entry.
-    fn is_cold(&self) {
-        self.until.fetch_max(self.passed.load(Relaxed) + WARM_AFTER, Relaxed);
     }
 }
 
@@ -315,7 +305,7 @@ impl Job {
         names.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         let Some(sender) = sender.upgrade() else { return Ok(()) };
         for (name, _) in names.into_iter().take(entries).filter(|(_, kind)| *kind == FileType::RegularFile) {
-            let job = Self { at: Arc::clone(&directory), name, what: What::File, is_read: self.is_read };
+            let job = Self { at: Arc::clone(&directory), name, entries: None, is_read: self.is_read };
             if sender.try_send(job).is_err() {
                 break;
             }

@@ -165,3 +165,23 @@ fn a_giver_that_dies_is_not_waited_for() {
     process.wait_for(Duration::from_secs(45)).expect(0);
     (1..=2).for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
 }
+
+#[test]
+fn the_time_of_logins_is_no_progress() {
+    let lab = Lab::new();
+    fs::write(lab.join("src"), b"short").expect("a file");
+    lab.script("slow", "sleep 6\nexec sh -c \"exec $2\"");
+    let runs = [None, Some("--sync")].map(|more| {
+        let mut command = lab.command(rdcp(), "slow", AGENT);
+        let to = (1..=2).flat_map(|host| {
+            ["--to".into(), lab.there(&format!("h{host}"), &format!("into{}{host}", more.unwrap_or("")))]
+        });
+        command.args(["--progress", "src"]).args(more).args(to);
+        Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()))
+    });
+    for mut run in runs {
+        let ended = run.wait();
+        ended.expect(0);
+        assert!(!ended.stderr.contains("/2 hosts"), "{}", ended.stderr);
+    }
+}

@@ -74,6 +74,25 @@ fn the_others_end_soon() {
     lab.deserted(GONE);
 }
 
+/// A redirection that is ended while its file is being opened has not failed: another stage has.
+#[test]
+fn a_file_that_is_still_being_opened_explains_nothing() {
+    let lab = Lab::new();
+    lab.0.fifo("home/fifo");
+    for (stages, parts) in [
+        (&["h1:echo data; exit 3", "h2:cat", "h3:> fifo"][..], &["h1: ", "exit code 3; h3: '> fifo' was ended"][..]),
+        (&["h1:exit 3", "h2:cat", "h3:> fifo"], &["h1: ", "exit code 3; h3: '> fifo' was ended"]),
+        (&["h1:< fifo", "h2:cat", "h3:exit 3"], &["h3: ", "exit code 3"]),
+        (&["h1:< fifo", "h[2-3]:exit 3"], &["all 2 hosts failed"]),
+        (&["h1:echo data; exit 3", "h[2-3]:> fifo"], &["h2: ", "'> fifo' was ended after 2 s without data"]),
+    ] {
+        let ran = lab.pipe(stages);
+        ran.fails(3, parts).ended.within(FAILED);
+        assert!(!ran.ended.stderr.contains("opened no file"), "{stages:?}: {}", ran.ended.stderr);
+        lab.deserted(GONE);
+    }
+}
+
 #[test]
 fn what_still_flows_is_not_cut_off() {
     let lab = Lab::new();

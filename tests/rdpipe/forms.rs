@@ -216,14 +216,7 @@ fn another_shell() {
 fn a_terminal_is_not_read() {
     let lab = Lab::new();
     for stages in [&["h:cat; echo end"][..], &["cat; echo end"], &["h1:cat", "h2:cat; echo end"]] {
-        let mut arguments = lab.rdpipe_by("rsh");
-        arguments.args(stages);
-        let quoted: Vec<String> = arguments.get_args().map(|word| quoted(&word.to_string_lossy())).collect();
-        let line = format!("{PROGRAM} {} > output 2> errors", quoted.join(" "));
-        let mut script = Command::new("script");
-        script.args(["-qefc", &line, "/dev/null"]).current_dir(lab.0.path()).env("HOME", lab.join("home"));
-        script.env(MARK, lab.0.path()).stdin(Stdio::piped()).stdout(Stdio::null());
-        let mut process = Process::spawn(&mut script);
+        let mut process = Process::spawn(at_terminal(&lab, stages, " > output 2> errors").stdout(Stdio::null()));
         // Nothing is typed, and the terminal stays open.
         let keyboard = process.stdin();
         process.wait_for(Duration::from_secs(20)).expect(0);
@@ -231,6 +224,47 @@ fn a_terminal_is_not_read() {
         assert_eq!((lab.text_of("output"), lab.text_of("errors")), ("end\n".to_owned(), String::new()), "{stages:?}");
     }
     lab.deserted(GONE);
+}
+
+/// What a command here asks stays on the terminal until it is answered. Progress is drawn after that.
+#[test]
+fn a_question_is_not_drawn_over() {
+    let lab = Lab::new();
+    let asks = "printf 'Password: ' >/dev/tty; read answer </dev/tty; printf Thanks >/dev/tty; \
+        head -c 100000 /dev/zero; sleep 6";
+    let far = "h2:cat >/dev/null";
+    for stages in [&[asks, far][..], &[asks, "h[1-2]:cat >/dev/null"], &["h:head -c 100000 /dev/zero", asks, far]] {
+        let mut process = Process::spawn(at_terminal(&lab, stages, "").stdout(Stdio::piped()));
+        let (mut keyboard, mut screen) = (process.stdin(), process.stdout());
+        let mut shown = Vec::new();
+        while !shown.ends_with(b"Password: ") {
+            let mut byte = [0];
+            std::io::Read::read_exact(&mut screen, &mut byte).expect("the question");
+            shown.extend(byte);
+        }
+        // Longer than it takes until something is drawn.
+        std::thread::sleep(Duration::from_millis(1500));
+        std::io::Write::write_all(&mut keyboard, b"secret\n").expect("a terminal");
+        let screen = drain(screen);
+        process.wait_for(Duration::from_secs(20)).expect(0);
+        drop(keyboard);
+        let rest = String::from_utf8_lossy(&screen.join().expect("no panic")).into_owned();
+        let (before, after) = rest.split_once("Thanks").expect("an answer");
+        assert!(!before.contains('\x1b') && after.contains("\x1b[0J"), "{stages:?}: {rest:?}");
+    }
+    lab.deserted(GONE);
+}
+
+/// Returns a command that runs rdpipe at a terminal. What is written to its input is typed there.
+fn at_terminal(lab: &Lab, stages: &[&str], redirections: &str) -> Command {
+    let mut arguments = lab.rdpipe_by("rsh");
+    arguments.args(stages);
+    let quoted: Vec<String> = arguments.get_args().map(|word| quoted(&word.to_string_lossy())).collect();
+    let line = format!("{PROGRAM} {}{redirections}", quoted.join(" "));
+    let mut script = Command::new("script");
+    script.args(["-qefc", &line, "/dev/null"]).current_dir(lab.0.path()).env("HOME", lab.join("home"));
+    script.env(MARK, lab.0.path()).env("TERM", "xterm-256color").stdin(Stdio::piped());
+    script
 }
 
 fn quoted(word: &str) -> String {

@@ -23,7 +23,7 @@ use crate::control::frames::{Fault, Message};
 use crate::control::stages::{Attachment, Cut, Inlet, Outlet};
 use crate::fault::Exit;
 use crate::fs::queue::{DiskQueue, Unqueued};
-use crate::fs::{close, io_fact, source, standard, std_fact};
+use crate::fs::{io_fact, sink, source, standard, std_fact};
 use crate::transport::spool::Gone;
 
 /// How often to check whether the node still lives while a command keeps it waiting.
@@ -132,7 +132,7 @@ impl Shared {
             0 => self.take_all(|bytes| self.write_some(file, path, bytes))?,
             bytes => self.write_by_disk(file, path, bytes)?,
         }
-        close::settle(file).map_err(unwritable)
+        sink::settle_open(file).map_err(unwritable)
     }
 
     /// Does the same by way of a queue on disk.

@@ -35,6 +35,9 @@ const LAST_LINE_BYTES_MIN: u64 = 1 << 20;
 /// Number of columns that the names of a hop leave for its figures, up to half of the line.
 const FIGURES_COLUMNS: usize = 40;
 
+/// How long a line without an end is not drawn over.
+const UNFINISHED_MAX: Duration = Duration::from_secs(2);
+
 /// Counts of recent lines about hops.
 struct Notices {
     since: Instant,
@@ -49,6 +52,11 @@ pub(crate) struct HopsConsole<'a> {
     area: ProgressArea,
     /// Whether drawing stops as soon as there is something on standard output.
     is_until_output: bool,
+    /// Whether a command here feeds a list of hosts, and has written nothing yet: it may be asking something at the
+    /// terminal.
+    may_ask: bool,
+    /// Since when the last line of a stage has no end. A line that is written over again and again is not drawn over.
+    unfinished: Option<Instant>,
     /// Whether a hop has met.
     has_begun: bool,
     /// Hops without a link, by number of their sender's end: since when, and for how many seconds a reconnection is
@@ -63,14 +71,17 @@ pub(crate) struct HopsConsole<'a> {
 
 impl<'a> HopsConsole<'a> {
     /// Makes a console. `may_draw`: nothing else writes to the terminal. `is_until_output`: nothing but a session that
-    /// ends at standard output writes to it.
-    pub(crate) fn new(reporter: &'a Reporter<'a>, may_draw: bool, is_until_output: bool) -> Self {
+    /// ends at standard output writes to it. `may_ask`: a command here feeds a list of
+    /// hosts.
+    pub(crate) fn new(reporter: &'a Reporter<'a>, may_draw: bool, is_until_output: bool, may_ask: bool) -> Self {
         let options = reporter.options;
         Self {
             reporter,
             options,
             area: ProgressArea::new("rdpipe", options, may_draw || is_until_output),
             is_until_output,
+            may_ask,
+            unfinished: None,
             has_begun: false,
             lost: HashMap::new(),
             hosts: Hosts::default(),
@@ -169,6 +180,7 @@ impl job::Observer for HopsConsole<'_> {
     fn show_hosts(&mut self, hosts: &[HostShown], made: u64, is_all: bool, elapsed: Duration) {
         let shown = HostsShown { hosts, made, is_all, elapsed };
         self.hosts.tell(self.reporter, &shown);
+        self.may_ask &= made == 0;
         self.line_of_hosts = self.area.is_on().then(|| self.hosts.line(&shown, self.area.columns()));
     }
 
@@ -202,11 +214,18 @@ impl pipeline::Observer for HopsConsole<'_> {
         if bytes.is_empty() {
             return;
         }
+        self.unfinished = (bytes.last() != Some(&b'\n')).then(Instant::now);
         self.area.clear();
         crate::standard_error::write(bytes);
     }
 
     fn progress(&mut self, hops: &[Hop]) {
+        // A command here may ask something before it writes.
+        let may_ask = self.may_ask || hops.iter().any(Hop::waits_for_here);
+        let is_unfinished = self.unfinished.is_some_and(|since| since.elapsed() < UNFINISHED_MAX);
+        if self.area.is_drawn_anew() && (may_ask || is_unfinished) {
+            return;
+        }
         let guarded = self.is_until_output && self.area.is_drawn_anew();
         let mut unwritten = if guarded { Unwritten::hold() } else { None };
         if guarded && unwritten.is_none() {

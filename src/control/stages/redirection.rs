@@ -21,6 +21,9 @@ pub const WORD: &str = "--give-descriptor";
 /// What the shell calls itself in its messages.
 pub const NAME: &str = "rdpipe";
 
+/// What is said of a shell that has ended without a word.
+pub const NO_FILE: &str = "the shell opened no file";
+
 /// The word after the redirection. It proves that the text was only a redirection: after a `;` the helper would not get
 /// it.
 const LAST: &str = "end";
@@ -102,7 +105,7 @@ impl Opening {
             let complaint = complaint?.recv_timeout(LINGER_MAX).unwrap_or_default();
             let text = String::from_utf8_lossy(&complaint);
             let line = text.lines().rev().map(str::trim).find(|line| !line.is_empty());
-            return Err(line.unwrap_or("the shell opened no file").to_owned());
+            return Err(line.unwrap_or(NO_FILE).to_owned());
         };
         let file = File::from(descriptor);
         let path = std::fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file)));

@@ -19,7 +19,7 @@ use crate::job::failures::line_of;
 use crate::job::hop::Side;
 use crate::job::plan::Spec;
 use crate::job::progress::{Copied, Ended, HostEnded, HostShown, HostStanding, size_words};
-use crate::job::{HERE, Job, Round, Update};
+use crate::job::{HERE, Job, Round, STOP_MAX, Update};
 use crate::options::{Rule, TreeOptions};
 use crate::tree::Root;
 use crate::tree::stats::TreeFigures;
@@ -47,9 +47,6 @@ const NOT_DELETED: &str = "not everything that the source lacks was deleted";
 
 /// How often the chain checks the time.
 const TICK: Duration = Duration::from_millis(100);
-
-/// How long to wait for nodes to end after a signal.
-const STOP_MAX: Duration = Duration::from_millis(2500);
 
 /// A host that is to get the tree.
 #[derive(Default)]
@@ -478,8 +475,9 @@ impl Copy<'_> {
         let (done, all) = (all.iter().filter(|&&at| run.targets[at].is_complete()).count(), all.len());
         let others = if done > 0 { " on the others" } else { "" };
         let own = run.targets.iter().filter(|target| !target.is_extra && !target.is_replaced);
-        let is_dst = |target: &Target| target.placed.as_ref().is_some_and(|placed| placed.as_name.is_some());
-        let are_dst: Vec<bool> = own.map(is_dst).collect();
+        // A host that was not reached has nothing to resume.
+        let placed = own.filter_map(|target| target.placed.as_ref());
+        let are_dst: Vec<bool> = placed.map(|placed| placed.as_name.is_some()).collect();
         let (plan, several) = (&self.plan, self.are_several(&run.found));
         let again = again(&plan.tree, plan.exact, plan.directory, several, &run.found, &are_dst);
         let again = again.map(|with| format!(", run again{with} to resume")).unwrap_or_default();

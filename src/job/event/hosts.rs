@@ -34,7 +34,7 @@ pub struct Hosts {
     pub done: u64,
     /// Number of hosts that have failed.
     pub failed: u64,
-    /// Bytes of the stream that the source has made so far: file contents and their descriptions.
+    /// Bytes of the stream that the source has made so far, descriptions included; 0 with --sync, which has none.
     pub bytes: u64,
     /// Whether `bytes` is the whole stream.
     pub bytes_final: bool,

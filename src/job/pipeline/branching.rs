@@ -98,6 +98,9 @@ impl Pipeline<'_> {
         let (shown, made, is_all, elapsed) = branches.shown(has_failed);
         self.observer.show_hosts(&shown, made, is_all, elapsed);
         let has_moved = std::mem::replace(&mut self.bytes_of_branches, bytes) != bytes;
+        if let Some(feeder) = self.plan.branching.and_then(|branching| branching.first.checked_sub(1)) {
+            self.stages[feeder].sent = Some(branches.came_to().0);
+        }
         let mut open = 0;
         for number in 0..self.stages.len() {
             let Some(received) = branches.received(number) else { continue };
@@ -234,17 +237,21 @@ impl Pipeline<'_> {
         }
         let standing = self.branches.as_ref().map(|branches| branches.standing(number));
         let was_ended = stage.end.as_ref().filter(|end| end.asked);
+        let cut = || {
+            let line = format!("{} was ended after {} s without data", quoted(&stage.spec.text), REST_MAX.as_secs());
+            named(Exit::Partial.with(line))
+        };
+        let was_ended_alone = |asked: Instant| stage.ending_since.is_some_and(|since| since < asked);
+        if stage.was_cut_opening() && self.asked.is_some_and(|asked| !was_ended_alone(asked)) {
+            return Some(cut());
+        }
         // What it said of its end is a consequence of that.
         let is_dropped = was_ended.is_some() && matches!(standing, Some(Standing::Failed(_)));
         if let Some(failure) = self.stage_failure(number, stage).filter(|_| !is_dropped) {
             return Some(named(failure));
         }
         match standing? {
-            Standing::Done if was_ended.is_some_and(|end| end.report.code != Some(0)) => {
-                let line =
-                    format!("{} was ended after {} s without data", quoted(&stage.spec.text), REST_MAX.as_secs());
-                Some(named(Exit::Partial.with(line)))
-            }
+            Standing::Done if was_ended.is_some_and(|end| end.report.code != Some(0)) => Some(cut()),
             Standing::Done if stage.end.is_some() => None,
             Standing::Failed(Ok(fault)) => Some(named(self.job.failure(stage.host, &fault))),
             Standing::Failed(Err((exit, reason))) => Some(named(exit.with(reason))),

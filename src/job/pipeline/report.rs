@@ -14,7 +14,7 @@ const LINE_BYTES_MAX: usize = 4 << 10;
 /// Minimum share of the time (0 to 1) for which a stage or hop must have limited a pipeline to be named.
 const LIMITER_SHARE_MIN: f64 = 0.3;
 
-/// Puts a label in front of each line of a stage's standard error.
+/// Puts a label in front of each line of a stage's standard error, and of each state of a line that is written anew.
 #[derive(Debug, Default)]
 pub(super) struct Labelled {
     label: Option<String>,
@@ -31,9 +31,16 @@ impl Labelled {
         let Some(label) = &self.label else { return bytes.to_vec() };
         self.held.extend_from_slice(bytes);
         let mut ready = Vec::new();
-        while let Some(end) = self.held.iter().position(|&byte| byte == b'\n') {
-            ready.extend_from_slice(label.as_bytes());
-            ready.extend_from_slice(b": ");
+        // A carriage return that came last may belong to a newline that is still to come.
+        let is_end = |at: usize, held: &[u8]| match held[at] {
+            b'\r' => held.get(at + 1).is_some_and(|&next| next != b'\n'),
+            byte => byte == b'\n',
+        };
+        while let Some(end) = (0..self.held.len()).find(|&at| is_end(at, &self.held)) {
+            if end > 0 || self.held[0] == b'\n' {
+                ready.extend_from_slice(label.as_bytes());
+                ready.extend_from_slice(b": ");
+            }
             ready.extend(self.held.drain(..=end));
         }
         if self.held.len() >= LINE_BYTES_MAX {
@@ -122,7 +129,7 @@ pub(crate) fn end<'a>(stages: &[Stage], hops: &[Hop], failure: Option<&'a Failur
             signal: report.and_then(|report| report.signal),
             seconds: report.map(|report| rounded(report.micros as f64 / 1e6)),
             bytes_in: stage.received.or_else(|| bytes(1, number)),
-            bytes_out: bytes(0, number),
+            bytes_out: stage.sent.or_else(|| bytes(0, number)),
         }
     };
     let hop = |hop: &Hop| {
@@ -169,6 +176,16 @@ mod tests {
         assert!(labelled.rest().is_empty());
         let long = vec![b'x'; LINE_BYTES_MAX];
         assert_eq!(labelled.add(&long).len(), LINE_BYTES_MAX + 4, "does not wait for its end");
+        for (pieces, shown, rest) in [
+            (&["\r10%\r20%\r30%"][..], "\rh: 10%\rh: 20%\r", "h: 30%\n"),
+            (&["10%\r", "20%\r"], "h: 10%\r", "h: 20%\r\n"),
+            (&["a\r\nb", "\r", "\n"], "h: a\r\nh: b\r\n", ""),
+        ] {
+            let mut labelled = Labelled::new(Some("h".to_owned()));
+            let out: Vec<u8> = pieces.iter().flat_map(|piece| labelled.add(piece.as_bytes())).collect();
+            let texts = [out, labelled.rest()].map(|text| String::from_utf8_lossy(&text).into_owned());
+            assert_eq!(texts, [shown, rest], "{pieces:?}");
+        }
         let mut plain = Labelled::new(None);
         assert_eq!(plain.add(b"a\x1b[1mb"), b"a\x1b[1mb");
         assert!(plain.rest().is_empty());

@@ -65,8 +65,8 @@ pub(super) struct Basis {
     pub block_bytes: u64,
     /// Whether the file being written already has all of the older file's data, so that none of it is written there.
     pub is_in_target: bool,
-    /// Whether that is so because the file being written is a clone.
-    is_clone: bool,
+    /// Whether blocks that cannot be read may be cleared there, because they are sent.
+    may_clear: bool,
     /// Whether the new file may have holes, and zeros are left out as such.
     pub keeps_holes: bool,
     /// Whether the older file is sparse, or compressed by its file system.
@@ -118,7 +118,7 @@ impl Basis {
             size,
             block_bytes,
             is_in_target: false,
-            is_clone: false,
+            may_clear: false,
             keeps_holes,
             may_have_holes: holes::may_be_in(&stat),
             is_changed: AtomicBool::new(stat.st_size as u64 != size),
@@ -138,10 +138,11 @@ impl Basis {
     /// # Errors
     ///
     /// `ESTALE` if, in place, another file has taken the name of the old one.
-    pub fn begin(&mut self, target: &OwnedFd, in_place: bool) -> Result<(), Fault> {
+    pub fn begin(&mut self, target: &OwnedFd, in_place: bool, is_local: bool) -> Result<(), Fault> {
         if !in_place {
-            self.is_clone = ioctl_ficlone(target, &self.file).is_ok();
-            self.is_in_target = self.is_clone;
+            self.is_in_target = ioctl_ficlone(target, &self.file).is_ok();
+            // Within a host the target may become a clone of the source, into which nothing is copied afterwards.
+            self.may_clear = self.is_in_target && !is_local;
             return Ok(());
         }
         let now = described(target)?;
@@ -189,12 +190,14 @@ impl Basis {
                 match digest {
                     Some(_) => self.note(number, Block::Stands),
                     // The block is sent, except what is a hole at the source.
-                    None if self.is_clone => {
-                        let (start, length) = self.block(number);
-                        // To clear a part of a page, the file system would have to read it.
-                        let end = (start + length).next_multiple_of(PAGE_BYTES as u64);
+                    None if self.may_clear => {
+                        // The whole of it: to clear a part of a page, the file system would have to read it.
+                        let start = self.block(number).0;
                         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-                        fallocate(target, flags, start, end - start).map_err(|_| Errno::NODATA)?;
+                        fallocate(target, flags, start, self.block_bytes).map_err(|error| match error {
+                            Errno::NOSPC | Errno::DQUOT | Errno::ROFS => error,
+                            _ => Errno::NODATA,
+                        })?;
                     }
                     None => return Err(Errno::NODATA),
                 }
@@ -402,18 +405,22 @@ mod tests {
     use super::*;
     use crate::fs::close::tests::{fail_where, where_calls_fail};
 
-    /// A checksum of the file system shows that it is damaged. It would be so at each further copy.
+    /// A checksum of the file system shows that it is damaged. It would be so at each further copy. Within a host the
+    /// source's blocks may already be in the target.
     #[test]
-    fn a_block_of_a_clone_that_cannot_be_read_is_sent() {
+    fn between_hosts_a_block_of_a_clone_that_cannot_be_read_is_sent() {
         const BLOCK: usize = 64 << 10;
-        for is_clone in [true, false] {
+        for (in_place, is_local) in [(false, false), (false, true), (true, false)] {
+            let is_cleared = !in_place && !is_local;
             let file = tempfile::tempfile().expect("a file");
             file.write_all_at(&[7; 3 * BLOCK], 0).expect("written");
             let (old, target) = (OwnedFd::from(file.try_clone().expect("it")), OwnedFd::from(file));
             let stat = fstat(&old).expect("it");
             let mut basis = Basis::new((old, stat), None, 3 * BLOCK as u64, BLOCK as u64, true, &Arc::default());
             // Not every file system makes clones.
-            (basis.is_in_target, basis.is_clone) = (true, is_clone);
+            let begin = || basis.begin(&target, in_place, is_local);
+            where_calls_fail(&[libc::SYS_ioctl], 0, begin).expect("as if it were a clone");
+            assert!(basis.is_in_target);
             let write = |_: &[u8], _: u64| -> Result<(), Errno> { unreachable!("it is there") };
             let digest = |number| basis.digests(number..number + 1, &target, &mut vec![0; SCRATCH_BYTES], &write);
             let digests = thread::scope(|scope| {
@@ -424,34 +431,40 @@ mod tests {
                 filtered.join().expect("its end")
             });
             let same = Ok(vec![Some(hash16(&blake3::hash(&[7; BLOCK])))]);
-            let unread = if is_clone { Ok(vec![None]) } else { Err(Errno::NODATA) };
+            let unread = if is_cleared { Ok(vec![None]) } else { Err(Errno::NODATA) };
             assert_eq!(digests, [same.clone(), unread, same]);
             let mut there = vec![1; 3 * BLOCK];
             File::from(target.try_clone().expect("it")).read_exact_at(&mut there, 0).expect("read");
-            let middle = if is_clone { 0 } else { 7 };
-            assert!(there == [[7; BLOCK], [middle; BLOCK], [7; BLOCK]].concat(), "a clone has a hole there");
+            let middle = if is_cleared { 0 } else { 7 };
+            assert!(
+                there == [[7; BLOCK], [middle; BLOCK], [7; BLOCK]].concat(),
+                "in place {in_place}, within a host {is_local}"
+            );
             assert_eq!(*crate::locked(&basis.blocks), [Block::Stands, Block::Unknown, Block::Stands]);
         }
     }
 
     /// A part of a page cannot be cleared without reading it, which would fail again. Nor is anything written there.
     #[test]
-    fn of_a_clone_whole_pages_are_cleared() {
+    fn of_a_clone_whole_blocks_are_cleared() {
         const BLOCK: u64 = 64 << 10;
         let file = tempfile::tempfile().expect("a file");
         file.write_all_at(&[7; BLOCK as usize + 100], 0).expect("written");
         let (old, target) = (OwnedFd::from(file.try_clone().expect("it")), OwnedFd::from(file));
         let stat = fstat(&old).expect("it");
         let mut basis = Basis::new((old, stat), None, BLOCK + 100, BLOCK, true, &Arc::default());
-        (basis.is_in_target, basis.is_clone) = (true, true);
+        (basis.is_in_target, basis.may_clear) = (true, true);
         let write = |_: &[u8], _: u64| -> Result<(), Errno> { unreachable!("it is there") };
-        let digest = || {
+        let digest = |error: i32| {
             fail_where(libc::SYS_pread64, (3, BLOCK), libc::EIO);
-            fail_where(libc::SYS_fallocate, (3, 4096), libc::EOPNOTSUPP);
+            fail_where(libc::SYS_fallocate, (3, BLOCK), error);
             basis.digests(1..2, &target, &mut vec![0; SCRATCH_BYTES], &write)
         };
-        let cleared = thread::scope(|scope| scope.spawn(digest).join().expect("its end"));
-        assert_eq!(cleared, Err(Errno::NODATA), "a page to clear, of which the file has 100 bytes");
+        let cleared = |error| thread::scope(|scope| scope.spawn(|| digest(error)).join().expect("its end"));
+        assert_eq!(cleared(libc::EOPNOTSUPP), Err(Errno::NODATA), "a block to clear, of which the file has 100 bytes");
+        for full in [Errno::NOSPC, Errno::DQUOT, Errno::ROFS] {
+            assert_eq!(cleared(full.raw_os_error()), Err(full), "which the next files would meet, too");
+        }
     }
 
     /// The old file becomes shorter while a block of it is copied. The source may have a hole there.
@@ -533,7 +546,7 @@ mod tests {
             touch(&old.1);
             let target = OwnedFd::from(File::open(&path).expect("there"));
             let mut basis = Basis::new(old, None, BLOCK as u64, BLOCK as u64, false, &Arc::default());
-            basis.begin(&target, true).expect("the same file");
+            basis.begin(&target, true, false).expect("the same file");
             if is_changed {
                 touch(&basis.stat);
             }

@@ -179,8 +179,8 @@ impl OpenDirectory {
         stat.st_mode = closed.unwrap_or(stat.st_mode);
         let options = &shared.options;
         let is_resumed = was_left && options.lists();
-        let left = if was_left && !is_resumed { Some(Mutex::new(left::sweep(&fd)?)) } else { None };
         let was_closed = closed.is_some() || (!is_new || was_left) && !options.dry_run && open_up(&fd, &stat)?;
+        let left = if was_left && !is_resumed { Some(Mutex::new(left::sweep(&fd)?)) } else { None };
         let keeps_metadata = options.keeps_root && parent.last.is_none() || is_implied;
         let mode = if keeps_metadata {
             // The mode that mkdir gives when all permissions are requested.

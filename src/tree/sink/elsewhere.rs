@@ -404,7 +404,9 @@ pub(super) fn copy(
     let mode = shared.options.mode.then(|| metadata::mode(&shared.options, described, 0o777));
     let differs = shared.is_told().then(|| differing(shared, Object::Open(from.as_fd()), stat, described, mode));
     if shared.options.dry_run {
-        directory.rehearse_copy(name, described, stat.st_size as u64, differs);
+        shared.made(&shared.counts.files);
+        directory.tell(name, (Effect::Made, FileKind::Regular), differs, || None);
+        directory.plan(name, FileKind::Regular, described, Some(stat.st_size as u64), Becomes::New);
         return Ok(());
     }
     let partial = Partial::create(directory, name, stat.st_size as u64)?;

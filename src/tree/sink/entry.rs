@@ -28,6 +28,7 @@ use super::itemize::{self, Coming};
 use super::judge;
 use super::links::link_again;
 use super::look::Look;
+use super::rehearse::Becomes;
 use super::target::{Partial, Way, publish};
 use super::unfinished::{Appended, has_bytes, have_same};
 use super::{Bytes, Local, Shared};
@@ -136,7 +137,8 @@ pub(super) fn check_stored(shared: &Shared, file: &OwnedFd, data: &[u8], positio
 }
 
 /// Gives a file that ends with a hole its length, after its data. Its last byte is written, because a length that is
-/// only set may be durable long before data in the cache. A file without data has none to lose.
+/// only set may be durable long before data in the cache. A file without a length has no data to lose; one that is all
+/// hole takes a block, too.
 pub(super) fn reach_length(file: &OwnedFd, size: u64) -> Result<(), Errno> {
     match fstat(file)?.st_size as u64 {
         length if length >= size => Ok(()),
@@ -174,8 +176,12 @@ fn make_other(
 ) -> Result<(), Fault> {
     let shared = &directory.shared;
     let differs = directory.compare(name, &Coming { kind, metadata: described, size: None });
+    let told = (Effect::Made, itemize::kind(kind));
+    let target = || target.map(<[u8]>::to_vec);
     if shared.options.dry_run {
-        directory.rehearse_other(name, (described, kind, target), differs);
+        shared.made(&shared.counts.others);
+        directory.tell(name, told, differs, target);
+        directory.plan(name, told.1, described, None, Becomes::New);
         return Ok(());
     }
     let beside = name_beside(name, WHOLE);
@@ -198,8 +204,7 @@ fn make_other(
         shared.made(&shared.counts.others);
         shared.note(applied, || directory.path(name));
         directory.list(name, Medium::Cache);
-        let told = (Effect::Made, itemize::kind(kind));
-        directory.tell(name, told, differs, || target.map(<[u8]>::to_vec));
+        directory.tell(name, told, differs, target);
         Ok(())
     };
     name_it().inspect_err(|_| _ = unlinkat(&directory.fd, &beside, AtFlags::empty()))
@@ -321,7 +326,7 @@ impl Large {
         let wanted = if is_compared { BLOCK_BYTES_MIN } else { shared.block_bytes };
         let mut basis = old.map(|old| Basis::new(old, elsewhere, size, wanted, is_sparse, &shared.open_blocks));
         let prepared = match &mut basis {
-            Some(basis) if !partial.is_adopted => basis.begin(&partial.file, in_place),
+            Some(basis) if !partial.is_adopted => basis.begin(&partial.file, in_place, shared.is_local),
             _ => Ok(()),
         };
         // A file in place that already has its length keeps its time until something is written.
@@ -607,6 +612,7 @@ impl Large {
         let Some(digest) = &self.digest else { return self.directory.list(&self.name, Medium::Cache) };
         match digest.finish_from(&self.partial.file) {
             Ok(digest) => self.directory.list_file(&self.name, &self.partial.file, digest),
+            Err(error) if self.shared.is_bound() => self.shared.report_unread(&self.path(), error.into(), false),
             Err(error) => self.shared.report(&self.path(), error),
         }
     }

@@ -102,9 +102,10 @@ impl Shared {
     }
 
     /// Records a failure to read an entry that exists here. Whatever the error is, others need not meet it. But a tree
-    /// that must be proven cannot be proven without it, and the sender must not look like a forger.
-    pub(super) fn report_unread(&self, path: &[u8], fault: Fault) {
-        self.note_failure(path, fault, self.contents().is_some());
+    /// that must have a certain proof cannot be proven without it, and the sender must not look like a forger. A further
+    /// name of a file (`is_link`) is not needed for the proof.
+    pub(super) fn report_unread(&self, path: &[u8], fault: Fault, is_link: bool) {
+        self.note_failure(path, fault, !is_link && self.is_bound());
     }
 
     pub(super) fn report(&self, path: &[u8], fault: impl Into<Fault>) {

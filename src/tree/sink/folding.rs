@@ -85,7 +85,8 @@ impl Folding {
             && stat.st_dev == above.device
             && let Some(other) = other_case(name)
         {
-            let is_other = || is_listed(&parent.fd, &other).unwrap_or(true);
+            let is_listed = |at: OwnedFd| partial::has_any(at, |there| there.to_bytes() == other);
+            let is_other = || again(&parent.fd).and_then(is_listed).unwrap_or(true);
             let folds = statat(&parent.fd, &other[..], AtFlags::SYMLINK_NOFOLLOW).is_ok() && !is_other();
             above.decide(folds);
         }
@@ -276,15 +277,6 @@ fn other_case(name: &[u8]) -> Option<Vec<u8>> {
         |byte: &u8| if byte.is_ascii_lowercase() { byte.to_ascii_uppercase() } else { byte.to_ascii_lowercase() };
     let other: Vec<u8> = name.iter().map(swap).collect();
     (other != name).then_some(other)
-}
-
-fn is_listed(directory: impl AsFd, name: &[u8]) -> Result<bool, Errno> {
-    let mut is_listed = false;
-    partial::for_each::<Errno>(again(directory)?, |there| {
-        is_listed |= there.to_bytes() == name;
-        Ok(())
-    })?;
-    Ok(is_listed)
 }
 
 fn flagged(directory: &OwnedFd) -> u8 {

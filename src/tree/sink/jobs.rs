@@ -103,7 +103,7 @@ impl Batch {
             if let Record::Listed { name, .. } = record
                 && !directory.is_fresh
                 && let Ok(name) = CString::new(directory.final_name(name))
-                && !shared.ahead.look_at(&directory.fd, &name, true)
+                && !shared.ahead.look_at(&directory.fd, &name)
             {
                 return;
             }

@@ -31,6 +31,8 @@ pub(super) struct Manifest {
     entries: Option<Arc<EntryStream>>,
     /// Sum of the contents of all files, if the tree must be proven.
     pub contents: Option<Contents>,
+    /// Whether a tree with another proof is refused.
+    is_bound: bool,
     reading: Mutex<Option<Reading>>,
 }
 
@@ -58,7 +60,8 @@ impl TreeSink {
         let contents = self.proving.is_some().then(Contents::default);
         let entries = self.shared.options.manifest.then(|| Arc::clone(entries));
         if entries.is_some() || contents.is_some() {
-            let manifest = Manifest { entries, contents, reading: Mutex::default() };
+            let is_bound = self.is_bound();
+            let manifest = Manifest { entries, contents, is_bound, reading: Mutex::default() };
             let _ = self.shared.manifest.set(manifest);
         }
     }
@@ -68,6 +71,11 @@ impl Shared {
     /// Whether a manifest is made.
     pub fn makes_manifest(&self) -> bool {
         self.manifest.get().is_some()
+    }
+
+    /// Whether the tree must have a certain proof.
+    pub fn is_bound(&self) -> bool {
+        self.manifest.get().is_some_and(|manifest| manifest.is_bound)
     }
 
     /// Waits until all files have been read, or their digests are no longer wanted.
@@ -98,7 +106,7 @@ impl Shared {
                 }
                 manifest.send(Entry::new(tree_path, &stat, kind));
             }
-            (Err(error), _) => self.report_unread(&path, Fault::Explained(error, UNREAD)),
+            (Err(error), _) => self.report_unread(&path, Fault::Explained(error, UNREAD), is_link),
             _ => {}
         }
     }
@@ -165,6 +173,7 @@ impl OpenDirectory {
                 manifest.sum(self.shared.without_root(&path), &kind);
                 manifest.send(Entry::new(path, &stat, kind));
             }
+            Err(error) if self.shared.is_bound() => self.shared.report_unread(&self.path(name), error.into(), false),
             Err(error) => self.shared.report(&self.path(name), error),
         }
     }
@@ -183,7 +192,7 @@ impl OpenDirectory {
         if let Some(manifest) = self.shared.manifest.get().filter(|manifest| manifest.entries.is_some() || !is_link)
             && let Err(fault) = self.try_list(manifest, name, medium, is_link)
         {
-            self.shared.report_unread(&self.path(name), fault);
+            self.shared.report_unread(&self.path(name), fault, is_link);
         }
     }
 

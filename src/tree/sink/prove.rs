@@ -66,15 +66,19 @@ impl TreeSink {
         Some(Passing::new(self.proving.as_ref()?.outline.path(name), size))
     }
 
+    /// Whether a tree with another proof is refused.
+    pub(super) fn is_bound(&self) -> bool {
+        self.proving.as_ref().is_some_and(|proving| proving.expected.is_bound)
+    }
+
     /// Checks that the contents of a listed file come with the metadata that were listed: only those are proven.
     ///
     /// # Errors
     ///
     /// [`Refused::Forged`].
     pub(super) fn check_as_listed(&self, wanted: &Wanted, record: &Record<'_>) -> Result<(), Refused> {
-        let is_bound = self.proving.as_ref().is_some_and(|proving| proving.expected.is_bound);
         match record.metadata() {
-            Some(came) if is_bound && !wanted.is_as_listed(&came) => Err(Refused::Forged),
+            Some(came) if self.is_bound() && !wanted.is_as_listed(&came) => Err(Refused::Forged),
             _ => Ok(()),
         }
     }
@@ -144,7 +148,15 @@ impl Large {
             }
             _ => self.fill().and_then(|()| Ok(self.digest.as_ref().unwrap_or(&all).finish_from(&self.partial.file)?)),
         };
-        found.map_err(|fault| self.fail_once(fault)).ok()
+        let fail = |fault: &Fault| {
+            self.fail_once(fault.clone());
+            // What came whole is summed without being read.
+            let is_known = || self.digest.as_ref().is_some_and(|digest| digest.finish(|_, _| Err(())).is_ok());
+            if self.shared.is_bound() && !is_known() {
+                self.shared.report_unread(&self.path(), fault.clone(), false);
+            }
+        };
+        found.inspect_err(fail).ok()
     }
 }
 
@@ -167,16 +179,15 @@ mod tests {
     const END: Record<'static> = Record::End { failures: 0 };
 
     /// A sink that expects another tree than comes.
-    fn sink(top: &Path, sync: bool) -> TreeSink {
-        let options = TreeOptions { sync, ..TreeOptions::default() };
-        let expected = Some(Expected { proof: TreeProof::default(), is_bound: true });
+    fn sink(top: &Path, options: TreeOptions, is_bound: bool) -> TreeSink {
+        let expected = Some(Expected { proof: TreeProof::default(), is_bound });
         let destination = Destination { expected, ..options.into() };
         let mut sink = TreeSink::new(top, destination, Box::new(|_| {})).expect("a sink");
         sink.list_to(&Arc::new(EntryStream::new(Box::new(|_| {}))));
         sink
     }
 
-    /// Without its contents, the tree could be another one, whoever has sent it.
+    /// Without its contents, the tree could be another one, whoever has sent it. The source itself may send another.
     #[test]
     fn a_kept_file_that_cannot_be_read_makes_nobody_a_forger() {
         let scratch = tempfile::tempdir().expect("a directory");
@@ -186,35 +197,65 @@ mod tests {
         let (uid, gid, mode) = (stat.uid(), stat.gid(), stat.mode() & 0o7777);
         let metadata = Metadata { uid, gid, mode, modified, ..Metadata::ZERO };
         let kept = Record::Listed { name: b"f", metadata, size: stat.len() };
-        let run = || {
-            let mut sink = sink(scratch.path(), true);
+        let run = |is_bound| {
+            let mut sink = sink(scratch.path(), TreeOptions { sync: true, ..TreeOptions::default() }, is_bound);
             sink.push(0, 0, chunk(&[kept, END])).expect("taken");
-            sink.finish().map(drop)
+            sink.finish().map(|report| report.figures.failed)
         };
         for error in [libc::EIO, libc::EACCES, libc::ESTALE] {
-            let refused = where_calls_fail(&[libc::SYS_pread64], error, run);
+            let refused = where_calls_fail(&[libc::SYS_pread64], error, || run(true));
             assert!(matches!(&refused, Err(Refused::Io(fact)) if fact.errno == error), "{refused:?}");
+            let failed = where_calls_fail(&[libc::SYS_pread64], error, || run(false));
+            assert_eq!(failed, Ok(1), "the source's own copy, of which this file fails");
         }
-        assert_eq!(run(), Err(Refused::Forged), "it can be read");
+        assert_eq!((run(true), run(false)), (Err(Refused::Forged), Ok(0)), "it can be read");
     }
 
-    /// Its holes are read for its digest before it gets its name.
+    /// It is read for the manifest alone.
+    #[test]
+    fn a_further_name_that_cannot_be_read_fails_alone() {
+        let run = || {
+            let scratch = tempfile::tempdir().expect("a directory");
+            let mut sink = sink(scratch.path(), TreeOptions { manifest: true, ..TreeOptions::default() }, true);
+            let metadata = Metadata { mode: 0o640, ..Metadata::ZERO };
+            let file = Record::File { name: b"f", metadata, data: b"contents" };
+            let link = Record::HardLink { name: b"g", first: b"f" };
+            sink.push(0, 0, chunk(&[file, link, END])).expect("taken");
+            let outcome = sink.finish().map(drop);
+            (outcome, crate::locked(&sink.shared.failures).count)
+        };
+        let unread = where_calls_fail(&[libc::SYS_pread64], libc::EIO, run);
+        assert_eq!(unread, (Err(Refused::Forged), 1), "the tree has been compared");
+        assert_eq!(run(), (Err(Refused::Forged), 0), "it can be read");
+    }
+
+    /// Its holes are read for its digest: at the top before it gets its name, and further down after that.
     #[test]
     fn nor_does_a_new_file_that_cannot_be_read_back() {
         const SIZE: u64 = 1 << 20;
-        let run = || {
+        let run = |is_held: bool| {
             let scratch = tempfile::tempdir().expect("a directory");
-            let mut sink = sink(scratch.path(), false);
-            let metadata = Metadata { mode: 0o640, ..Metadata::ZERO };
+            let mut sink = sink(scratch.path(), TreeOptions::default(), true);
+            let metadata = Metadata { mode: 0o750, ..Metadata::ZERO };
+            if !is_held {
+                sink.push(0, 0, chunk(&[Record::Directory { name: b"d", metadata }]))?;
+            }
             let file = Record::Large { name: b"f", metadata, item: 1, size: SIZE, is_sparse: true };
-            sink.push(0, 0, chunk(&[file])).expect("taken");
-            sink.push(1, 0, Arc::new(vec![7; 4096])).expect("taken");
-            let closed = Record::Closed { item: 1, data_bytes: 4096, is_intact: true };
-            sink.push(0, 0, chunk(&[closed, END])).expect("taken");
+            sink.push(0, 0, chunk(&[file]))?;
+            sink.push(1, 0, Arc::new(vec![7; 4096]))?;
+            sink.push(0, 0, chunk(&[Record::Closed { item: 1, data_bytes: 4096, is_intact: true }]))?;
+            if !is_held {
+                sink.push(0, 0, chunk(&[Record::Leave]))?;
+            }
+            sink.push(0, 0, chunk(&[END]))?;
             sink.finish().map(drop)
         };
-        let refused = where_calls_fail(&[libc::SYS_pread64], libc::EIO, run);
-        assert!(matches!(&refused, Err(Refused::Io(fact)) if fact.errno == libc::EIO), "{refused:?}");
-        assert_eq!(run(), Err(Refused::Forged), "it can be read");
+        for is_held in [true, false] {
+            for error in [libc::EIO, libc::EACCES, libc::ESTALE] {
+                let refused = where_calls_fail(&[libc::SYS_pread64], error, || run(is_held));
+                assert!(matches!(&refused, Err(Refused::Io(fact)) if fact.errno == error), "{is_held} {refused:?}");
+            }
+            assert_eq!(run(is_held), Err(Refused::Forged), "it can be read");
+        }
     }
 }

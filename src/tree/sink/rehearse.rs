@@ -86,13 +86,7 @@ impl OpenDirectory {
 
 /// Whether a directory is empty.
 pub(super) fn is_empty(directory: impl AsFd, name: &CStr) -> Result<bool, Errno> {
-    let opened = open_quietly(directory, name, DIRECTORY)?;
-    let mut is_empty = true;
-    partial::for_each(opened, |_| {
-        is_empty = false;
-        Ok(())
-    })?;
-    Ok(is_empty)
+    Ok(!partial::has_any(open_quietly(directory, name, DIRECTORY)?, |_| true)?)
 }
 
 impl OpenDirectory {
@@ -107,26 +101,6 @@ impl OpenDirectory {
         shared.progress.wrote(size);
         self.tell(name, (Effect::Transferred, FileKind::Regular), differs, || None);
         self.plan(name, FileKind::Regular, described, Some(size), Becomes::New);
-    }
-
-    /// Records that a file would be made from a file on this host, from which it `differs`.
-    pub(super) fn rehearse_copy(&self, name: &[u8], described: &Metadata<'_>, size: u64, differs: Option<u16>) {
-        self.shared.made(&self.shared.counts.files);
-        self.tell(name, (Effect::Made, FileKind::Regular), differs, || None);
-        self.plan(name, FileKind::Regular, described, Some(size), Becomes::New);
-    }
-
-    /// Records that an entry would be made from its record alone. `differs` tells how it differs from the existing one.
-    pub(super) fn rehearse_other(
-        &self,
-        name: &[u8],
-        (described, kind, target): (&Metadata<'_>, FileType, Option<&[u8]>),
-        differs: Option<u16>,
-    ) {
-        self.shared.made(&self.shared.counts.others);
-        let kind = itemize::kind(kind);
-        self.tell(name, (Effect::Made, kind), differs, || target.map(<[u8]>::to_vec));
-        self.plan(name, kind, described, None, Becomes::New);
     }
 
     /// Remembers what would become of an entry.

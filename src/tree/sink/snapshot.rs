@@ -248,10 +248,9 @@ impl Snapshot {
 
     /// Whether anything exists under the generation's name.
     fn has_entries(&self) -> bool {
-        let is_empty = |top| partial::for_each(top, |_| Err(Errno::EXIST)).is_ok();
         match self.open_top() {
             Err(error) => error != Errno::NOENT,
-            Ok(top) => !is_empty(&top),
+            Ok(top) => partial::has_any(top, |_| true) != Ok(false),
         }
     }
 
@@ -268,12 +267,11 @@ impl Snapshot {
         let Some(marker) = &self.marker else { return };
         partial::remove_named(&self.generations, &*self.beside(), marker);
         // The locks of markers alone do not tell: not every file system has locks that reach other hosts.
-        let look = |name: &CStr| {
+        let is_made = |name: &CStr| {
             let is_partial = is_temporary_name(name.to_bytes()) && name.to_bytes().ends_with(PARTIAL.as_bytes());
-            let is_made = is_partial && self.stat(name.to_bytes()).is_ok_and(|found| is_directory(&found));
-            if is_made { Err(Errno::BUSY) } else { Ok(()) }
+            is_partial && self.stat(name.to_bytes()).is_ok_and(|found| is_directory(&found))
         };
-        if partial::for_each(&self.generations, look).is_ok() {
+        if partial::has_any(&self.generations, is_made) == Ok(false) {
             let _ = remove_marks(self.generations.as_fd(), |_| false);
         }
     }

@@ -19,7 +19,7 @@ impl Walk {
     /// Hands out a file whose contents are to be sent.
     pub(super) fn look_at_wanted(&self, wanted: &WantedFile) {
         if let Some((at, name)) = wanted.file.at().filter(|_| self.ahead.is_on()) {
-            self.ahead.look_at(at, name, true);
+            self.ahead.look_at(at, name);
         }
     }
 }

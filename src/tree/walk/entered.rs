@@ -79,7 +79,7 @@ impl Recorder {
         // Opened anew, because the walk reads its own descriptor from the beginning.
         let mut is_empty = |source: &Entry<'_>| {
             let opened = self.open(source, FileType::Directory, None, OFlags::DIRECTORY);
-            opened.is_ok_and(|(directory, _)| partial::for_each(directory, |_| Err(Errno::EXIST)).is_ok())
+            opened.is_ok_and(|(directory, _)| partial::has_any(directory, |_| true) == Ok(false))
         };
         let lacks_one = !others.is_empty() && (is_empty(entry) || others.iter().any(is_empty));
         lacks_one.then_some(Extension::Source { lacks_one })

@@ -44,8 +44,7 @@ impl OpenDirectory {
 /// Whether a directory that is open has been removed, as a working directory may have been. No entry can be made in it.
 /// Some file systems report no links of any directory, but a removed one cannot be listed either.
 pub(in crate::tree::sink) fn is_removed(directory: &OwnedFd) -> bool {
-    fstat(directory).is_ok_and(|stat| stat.st_nlink == 0)
-        && partial::for_each(directory, |_| Err(Errno::EXIST)) == Err(Errno::NOENT)
+    fstat(directory).is_ok_and(|stat| stat.st_nlink == 0) && partial::has_any(directory, |_| true) == Err(Errno::NOENT)
 }
 
 /// Restores the mode of a directory that is not used after all.

@@ -150,8 +150,7 @@ impl OpenDirectory {
 
 /// Whether a directory has an entry that is wanted, apart from those under temporary names.
 fn has_any(directory: &OwnedFd, is_wanted: impl Fn(&CStr) -> bool) -> bool {
-    let is_one = |name: &CStr| !is_temporary_name(name.to_bytes()) && is_wanted(name);
-    partial::for_each(directory, |name| if is_one(name) { Err(Errno::EXIST) } else { Ok(()) }).is_err()
+    partial::has_any(directory, |name| !is_temporary_name(name.to_bytes()) && is_wanted(name)) != Ok(false)
 }
 
 /// Maximum number of entries whose names are kept, in a directory that an earlier transfer has left.

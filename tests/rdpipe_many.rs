@@ -456,7 +456,7 @@ fn a_device_that_cannot_take_the_stream_has_failed() {
     for option in ["--stall=5", "--spool=4M"] {
         let ended = lab.start(&[option, "src:cat DIR/source", "h[1-2]:> DIR/$AT"]).wait();
         ended.expect(8);
-        let is_named = |line: &str| ["h2: ", "cannot write", &device.name].iter().all(|part| line.contains(part));
+        let is_named = |line: &str| ["h2:", "cannot write", &device.name].iter().all(|part| line.contains(part));
         assert!(ended.stderr.lines().any(is_named), "{option}: {}", ended.stderr);
         lab.holds("h1", &bytes);
     }

@@ -221,8 +221,8 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
     let reporter = Reporter::open("rdpipe", &arguments.report, &moved, &Kept::default())?;
     let may_draw = matches!(output, Some(Output::Nothing | Output::Error)) || !std::io::stdout().is_terminal();
     let is_until_output = output == Some(Output::Hop) && !may_draw;
-    let feeder = plan.branching.as_ref().and_then(|branching| branching.first.checked_sub(1));
-    let may_ask = feeder.is_some_and(|number| plan.specs[number].host.is_empty() && plan.specs[number].is_run());
+    // A command here has this terminal.
+    let may_ask = plan.specs.iter().any(|spec| spec.host.is_empty() && spec.is_run());
     let mut console = HopsConsole::new(&reporter, may_draw, is_until_output, may_ask);
     let Ran { stages, hops, streamed, failure } = match Pipeline::new(&plan, &mut console) {
         Ok(pipeline) => pipeline.run(),

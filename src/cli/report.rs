@@ -222,7 +222,8 @@ impl job::Observer for Console<'_> {
     fn show_hosts(&mut self, hosts: &[HostShown], made: u64, is_all: bool, elapsed: Duration) {
         if !self.has_answered {
             // Waiting for logins is no progress.
-            self.has_answered = hosts.iter().any(|host| host.standing != HostStanding::Starting);
+            self.has_answered =
+                hosts.iter().any(|host| !matches!(host.standing, HostStanding::Starting | HostStanding::Failed));
             self.terminal.area.restart();
         }
         let shown = HostsShown { hosts, made, is_all, elapsed };

@@ -175,12 +175,6 @@ impl Hop {
         self.sides().iter().all(|&side| self.report(side).is_some())
     }
 
-    /// Whether a stage on the caller's host is to write to the hop, and has written nothing yet.
-    pub(crate) fn waits_for_here(&self) -> bool {
-        let from = Side::From as usize;
-        self.hosts[from] == HERE && self.stages[from].is_some() && self.bytes == 0 && !self.is_over()
-    }
-
     /// Returns the ends of the hop.
     pub(crate) fn sides(&self) -> &'static [Side] {
         if self.is_within { &[Side::From] } else { &[Side::From, Side::To] }

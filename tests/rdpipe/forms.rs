@@ -232,9 +232,8 @@ fn a_question_is_not_drawn_over() {
     let lab = Lab::new();
     let asks = "printf 'Password: ' >/dev/tty; read answer </dev/tty; printf Thanks >/dev/tty; \
         head -c 100000 /dev/zero; sleep 6";
-    let far = "h2:cat >/dev/null";
-    for stages in [&[asks, far][..], &[asks, "h[1-2]:cat >/dev/null"], &["h:head -c 100000 /dev/zero", asks, far]] {
-        let mut process = Process::spawn(at_terminal(&lab, stages, "").stdout(Stdio::piped()));
+    for stages in [[asks, "h:cat >/dev/null"], [asks, "h[1-2]:cat >/dev/null"]] {
+        let mut process = Process::spawn(at_terminal(&lab, &stages, "").stdout(Stdio::piped()));
         let (mut keyboard, mut screen) = (process.stdin(), process.stdout());
         let mut shown = Vec::new();
         while !shown.ends_with(b"Password: ") {

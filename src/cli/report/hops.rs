@@ -52,8 +52,7 @@ pub(crate) struct HopsConsole<'a> {
     area: ProgressArea,
     /// Whether drawing stops as soon as there is something on standard output.
     is_until_output: bool,
-    /// Whether a command here feeds a list of hosts, and has written nothing yet: it may be asking something at the
-    /// terminal.
+    /// Whether there is a command on this host, and no data has moved yet: it may be asking something at the terminal.
     may_ask: bool,
     /// Since when the last line of a stage has no end. A line that is written over again and again is not drawn over.
     unfinished: Option<Instant>,
@@ -71,8 +70,7 @@ pub(crate) struct HopsConsole<'a> {
 
 impl<'a> HopsConsole<'a> {
     /// Makes a console. `may_draw`: nothing else writes to the terminal. `is_until_output`: nothing but a session that
-    /// ends at standard output writes to it. `may_ask`: a command here feeds a list of
-    /// hosts.
+    /// ends at standard output writes to it. `may_ask`: a command may ask something there before any data moves.
     pub(crate) fn new(reporter: &'a Reporter<'a>, may_draw: bool, is_until_output: bool, may_ask: bool) -> Self {
         let options = reporter.options;
         Self {
@@ -180,7 +178,7 @@ impl job::Observer for HopsConsole<'_> {
     fn show_hosts(&mut self, hosts: &[HostShown], made: u64, is_all: bool, elapsed: Duration) {
         let shown = HostsShown { hosts, made, is_all, elapsed };
         self.hosts.tell(self.reporter, &shown);
-        self.may_ask &= made == 0;
+        self.may_ask &= made == 0 && !is_all;
         self.line_of_hosts = self.area.is_on().then(|| self.hosts.line(&shown, self.area.columns()));
     }
 
@@ -220,10 +218,9 @@ impl pipeline::Observer for HopsConsole<'_> {
     }
 
     fn progress(&mut self, hops: &[Hop]) {
-        // A command here may ask something before it writes.
-        let may_ask = self.may_ask || hops.iter().any(Hop::waits_for_here);
+        self.may_ask &= hops.iter().all(|hop| hop.bytes == 0);
         let is_unfinished = self.unfinished.is_some_and(|since| since.elapsed() < UNFINISHED_MAX);
-        if self.area.is_drawn_anew() && (may_ask || is_unfinished) {
+        if self.area.is_drawn_anew() && (self.may_ask || is_unfinished) {
             return;
         }
         let guarded = self.is_until_output && self.area.is_drawn_anew();

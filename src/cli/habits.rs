@@ -388,7 +388,7 @@ fn cluster(
             Some(Here::Own) if byte == b'h' && (letters.len() > 1 || done.is_sync) => {
                 done.words.push("--human-readable".into())
             }
-            // Help for whoever means rsync's would end with 0, as a copy does.
+            // A script that means rsync's -h would get help and exit code 0, as after a copy.
             Some(Here::Own) if byte == b'h' && !done.is_alone => return Err(format!("-h: {NO_HELP}")),
             Some(Here::Own) => done.words.push(short),
             // rsync's -D has no value. Of scp's, the program would be copied as one more source.

@@ -165,8 +165,9 @@ pub struct FileRange {
 }
 
 impl TreeSource {
-    /// Prepares to send `roots` in parts of at most `part_bytes`. An entry whose record does not fit into a part fails:
-    /// 256 KiB are enough for any entry, 8 KiB for any entry without extended attributes.
+    /// Prepares to send `roots` in parts of at most `part_bytes`, except for a longer record. An entry whose record does
+    /// not fit into the target of [`TreeSource::next`] fails: 256 KiB are enough for any entry, 8 KiB for any entry
+    /// without extended attributes.
     ///
     /// # Errors
     ///
@@ -206,9 +207,9 @@ impl TreeSource {
         Self { is_unanswered: true, ..self }
     }
 
-    /// Fills `target`, which has the length of a part, with the next part: records (item 0) or data of a large file.
-    /// For data that is not in the page cache, says how to read it. A part ends at `bytes`, except for the rest of a
-    /// record.
+    /// Fills `target`, which is at least as long as a part, with the next part: records (item 0) or data of a large
+    /// file. For data that is not in the page cache, says how to read it. A part ends at `bytes`, except for the rest
+    /// of a record.
     ///
     /// Several threads may call this at once. A call waits only while other threads must finish something first, and
     /// not while anything has arrived that is not settled. Returns [`Next::Ended`] once everything has been given out,

@@ -170,14 +170,14 @@ pub struct Come {
 }
 
 impl Walk {
-    /// Prepares to send `roots` in chunks of `chunk_bytes`.
+    /// Prepares to send `roots` in parts of at most `part_bytes`.
     ///
     /// # Errors
     ///
     /// Returns the path with the error number or another reason: a root does not exist, a root is a directory without
     /// [`TreeOptions::recursive`] (EISDIR), a name is not valid, or a name is given twice without
     /// [`TreeOptions::sync`].
-    pub fn new(mut roots: Vec<Root>, chunk_bytes: usize, options: TreeOptions) -> Result<Self, IoFact> {
+    pub fn new(mut roots: Vec<Root>, part_bytes: usize, options: TreeOptions) -> Result<Self, IoFact> {
         roots.sort_by(|one, other| one.name.cmp(&other.name));
         let patterns = Patterns::new(&options.rules.0)
             .map_err(|(rule, reason)| plain_fact(OsStr::from_bytes(&rule.pattern), reason))?;
@@ -222,7 +222,7 @@ impl Walk {
         let recorder = Recorder {
             options,
             patterns,
-            inline_bytes_max: (chunk_bytes / 8).min(INLINE_BYTES_MAX),
+            inline_bytes_max: (part_bytes / 8).min(INLINE_BYTES_MAX),
             noatime: true,
             links: Links::default(),
             items: 0,

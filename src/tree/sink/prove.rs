@@ -187,7 +187,8 @@ mod tests {
         sink
     }
 
-    /// Without its contents, the tree could be another one, whoever has sent it. The source itself may send another.
+    /// Without its contents, the tree may be another one, and the sender is not to blame for that. The source itself may
+    /// send another.
     #[test]
     fn a_kept_file_that_cannot_be_read_makes_nobody_a_forger() {
         let scratch = tempfile::tempdir().expect("a directory");

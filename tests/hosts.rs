@@ -52,13 +52,14 @@ fn stream(options: &[&str], recv_options: &[&str], input: Vec<u8>) -> Stream {
     stream
 }
 
-/// Cuts off the host of the sender or the receiver for a while in the middle of a stream.
+/// Cuts off the host of the sender or the receiver for a while in the middle of a stream. A lane is dead after 5 s of
+/// silence.
 #[track_caller]
-fn cut_for(host: u32, how: &str, seconds: u64, retries: std::ops::RangeInclusive<u64>) {
+fn cut_for(host: u32, how: &str, seconds: f64, retries: std::ops::RangeInclusive<u64>) {
     let input = noise(48 * CHUNK);
     let mut stream = stream(&[], &[], input.clone());
     let partition = Partition::start(host, how);
-    std::thread::sleep(Duration::from_secs(seconds));
+    std::thread::sleep(Duration::from_secs_f64(seconds));
     let before = stream.arrived.load(Ordering::SeqCst);
     drop(partition);
     for process in [&mut stream.send, &mut stream.recv] {
@@ -79,25 +80,25 @@ fn cut_for(host: u32, how: &str, seconds: u64, retries: std::ops::RangeInclusive
 fn a_short_silence_is_nothing() {
     // TCP itself sends lost data again, at the latest as long after the line is back as it was silent. Together this is
     // shorter than the 5 s after which a lane counts as dead.
-    cut_for(1, "silent", 2, 0..=0);
+    cut_for(1, "silent", 2.0, 0..=0);
 }
 
 #[test]
 #[ignore = "needs hosts: tests/run as root"]
 fn a_silent_partition_of_the_sender() {
-    cut_for(1, "silent", 8, 1..=40);
+    cut_for(1, "silent", 6.5, 1..=40);
 }
 
 #[test]
 #[ignore = "needs hosts: tests/run as root"]
 fn a_silent_partition_of_the_receiver() {
-    cut_for(2, "silent", 8, 1..=40);
+    cut_for(2, "silent", 6.5, 1..=40);
 }
 
 #[test]
 #[ignore = "needs hosts: tests/run as root"]
 fn a_cable_that_is_pulled_and_put_back() {
-    cut_for(1, "link", 8, 1..=40);
+    cut_for(1, "link", 6.5, 1..=40);
 }
 
 #[test]

@@ -151,10 +151,10 @@ fn is_little(sent: u64, bytes: u64, kept: u64) {
 #[ignore = "needs hosts: tests/run as root"]
 fn a_killed_copy_goes_on_where_it_stopped() {
     let network = Network::start();
-    let bytes = 1 << 30;
+    let bytes = 256 * MIB;
     plant(&network.path("big"), bytes, 1);
     for victim in [Victim::Caller, Victim::Agent] {
-        let (_, kept) = killed_at_three_quarters(&network, bytes, "300M", victim);
+        let (_, kept) = killed_at_three_quarters(&network, bytes, "100M", victim);
         is_little(again(&network, &[]), bytes, kept);
     }
 }

@@ -206,9 +206,10 @@ fn the_port_that_is_asked_for() {
 
 // --- links that are cut ----------------------------------------------------------------------------------------------
 
-/// Cuts a host off in mid-stream for some seconds. All bytes must arrive, and these hops must have been repaired.
+/// Cuts a host off in mid-stream for some seconds. All bytes must arrive, and these hops must have been repaired, whose
+/// lanes are dead after [`SILENT`].
 #[track_caller]
-fn cut_for(host: u32, seconds: u64, mended: &[(&str, &str)]) {
+fn cut_for(host: u32, seconds: f64, mended: &[(&str, &str)]) {
     let network = Network::start();
     let bytes = noise(48 * CHUNK);
     network.scratch.file("source", &bytes);
@@ -217,7 +218,7 @@ fn cut_for(host: u32, seconds: u64, mended: &[(&str, &str)]) {
     let stages = ["--json=DIR/report", "--bwlimit", rate, "h2:< DIR/source", "h3:cat", "h4:> DIR/copy"];
     let mut process = network.flowing(&stages, "copy");
     let partition = Partition::start(host, "silent");
-    std::thread::sleep(Duration::from_secs(seconds));
+    std::thread::sleep(Duration::from_secs_f64(seconds));
     let there = fs::metadata(network.path("copy")).expect("it").len();
     drop(partition);
     process.wait().expect(0);
@@ -234,27 +235,27 @@ fn cut_for(host: u32, seconds: u64, mended: &[(&str, &str)]) {
 #[test]
 #[ignore = "needs hosts: tests/run as root"]
 fn a_host_in_the_middle_that_is_cut_off_for_a_while() {
-    cut_for(3, 8, &[("h2", "h3"), ("h3", "h4")]);
+    cut_for(3, 6.5, &[("h2", "h3"), ("h3", "h4")]);
 }
 
 #[test]
 #[ignore = "needs hosts: tests/run as root"]
 fn the_last_host_that_is_cut_off_for_a_while() {
-    cut_for(4, 8, &[("h3", "h4")]);
+    cut_for(4, 6.5, &[("h3", "h4")]);
 }
 
 #[test]
 #[ignore = "needs hosts: tests/run as root"]
 fn the_caller_is_cut_off_for_a_while() {
     // The caller handles none of the data, so nothing needs repair.
-    cut_for(1, 8, &[]);
+    cut_for(1, 6.5, &[]);
 }
 
 #[test]
 #[ignore = "needs hosts: tests/run as root"]
 fn a_short_silence_is_nothing() {
     // See the test of this name in `hosts`.
-    cut_for(3, 2, &[]);
+    cut_for(3, 2.0, &[]);
 }
 
 /// Starts an endless pipeline through hosts 2, 3 and 4, with processes there that do not end by themselves.

@@ -244,40 +244,55 @@ fn a_signal_ends_all_of_it() {
 /// rdsh waits for its standard error to be read, but a signal ends the wait.
 #[test]
 fn a_signal_does_not_wait_for_standard_error() {
-    let lab = Lab::new();
-    let mut one = lab.command(rdpipe(), "rsh", AGENT);
-    one.arg("h:exec cat /dev/zero >&2");
-    let mut many = lab.command(rdpipe(), "rsh", AGENT);
-    many.args(["exec cat /dev/zero", "h[1-2]:exec cat"]);
+    let pipeline = |lab: &Lab, stages: &[&str]| {
+        let mut command = lab.command(rdpipe(), "rsh", AGENT);
+        command.args(stages);
+        command
+    };
+    // The commands mostly wait, so all run at once.
+    let labs: [Lab; 6] = std::array::from_fn(|_| Lab::new());
     // Final messages and log lines wait as well.
-    let mut last = lab.command(rdpipe(), "rsh", AGENT);
-    last.arg("exit 3");
-    let mut logged = lab.command(rdpipe(), "rsh", AGENT);
-    logged.env("RDMA_PIPE_LOG", "trace").args(["exec cat /dev/zero", "exec cat >/dev/null"]);
-    lab.script("noisy", "cat /dev/zero >&2 & exec sh -c \"exec $2\"");
-    let noisy = lab.rdsh_by("noisy", &["h", "exec sleep 100"]);
-    let all = lab.rdsh_by("rsh", &["h", "exec cat /dev/zero >&2"]);
-    for (mut command, code) in [(all, 143), (one, 143), (many, 143), (last, 3), (logged, 143), (noisy, 143)] {
-        let (_unread, stderr) = full_pipe();
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr).spawn().expect("it starts");
-        // Gives the command time to block on the full pipe.
-        std::thread::sleep(Duration::from_secs(2));
-        let begin = Instant::now();
-        kill_process(Pid::from_child(&child), Signal::TERM).expect("it runs");
-        let ended = loop {
-            match child.try_wait().expect("ours") {
-                Some(ended) => break ended.code(),
-                None if begin.elapsed() > GONE => {
-                    let _ = child.kill();
-                    break None;
-                }
-                None => std::thread::sleep(Duration::from_millis(10)),
+    let last = pipeline(&labs[3], &["exit 3"]);
+    let mut logged = pipeline(&labs[4], &["exec cat /dev/zero", "exec cat >/dev/null"]);
+    logged.env("RDMA_PIPE_LOG", "trace");
+    labs[5].script("noisy", "cat /dev/zero >&2 & exec sh -c \"exec $2\"");
+    let commands = [
+        (labs[0].rdsh_by("rsh", &["h", "exec cat /dev/zero >&2"]), 143),
+        (pipeline(&labs[1], &["h:exec cat /dev/zero >&2"]), 143),
+        (pipeline(&labs[2], &["exec cat /dev/zero", "h[1-2]:exec cat"]), 143),
+        (last, 3),
+        (logged, 143),
+        (labs[5].rdsh_by("noisy", &["h", "exec sleep 100"]), 143),
+    ];
+    std::thread::scope(|scope| {
+        for (lab, (command, code)) in labs.iter().zip(commands) {
+            scope.spawn(move || is_ended_while_it_waits(lab, command, code));
+        }
+    });
+}
+
+/// Ends a command that waits for its standard error to be read.
+#[track_caller]
+fn is_ended_while_it_waits(lab: &Lab, mut command: Command, code: i32) {
+    let (_unread, stderr) = full_pipe();
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr).spawn().expect("it starts");
+    // Gives the command time to block on the full pipe.
+    std::thread::sleep(Duration::from_secs(2));
+    let begin = Instant::now();
+    kill_process(Pid::from_child(&child), Signal::TERM).expect("it runs");
+    let ended = loop {
+        match child.try_wait().expect("ours") {
+            Some(ended) => break ended.code(),
+            None if begin.elapsed() > GONE => {
+                let _ = child.kill();
+                break None;
             }
-        };
-        let _ = child.wait();
-        assert_eq!(ended, Some(code), "{command:?} after {:?}", begin.elapsed());
-        none_marked(lab.0.path(), GONE);
-    }
+            None => std::thread::sleep(Duration::from_millis(10)),
+        }
+    };
+    let _ = child.wait();
+    assert_eq!(ended, Some(code), "{command:?} after {:?}", begin.elapsed());
+    none_marked(lab.0.path(), GONE);
 }
 
 /// A key may be bound to another command, as by `command="…"` in authorized_keys.

@@ -259,8 +259,24 @@ fn product_rules(name: &str, text: &str) -> Findings {
         return Findings::new();
     }
     let shipped = &text[..text.find("#[cfg(test)]\nmod tests {").unwrap_or(text.len())];
-    [lines_with(name, shipped, PATHS_IN_PRODUCT), arrows_rule(name, &parts, shipped), verbs_rule(name, shipped)]
-        .concat()
+    [
+        lines_with(name, shipped, PATHS_IN_PRODUCT),
+        arrows_rule(name, &parts, shipped),
+        verbs_rule(name, shipped),
+        fence_rule(name, shipped),
+    ]
+    .concat()
+}
+
+/// Examples in the documentation are not run (`doctest = false`), so none may look like one.
+fn fence_rule(name: &str, shipped: &str) -> Findings {
+    let fences = shipped.lines().enumerate().filter_map(|(index, line)| {
+        let text = line.trim_start();
+        let text = text.strip_prefix("//!").or_else(|| text.strip_prefix("///"))?;
+        Some((index + 1, text.trim_start().strip_prefix("```")?))
+    });
+    let opening = fences.step_by(2).filter(|(_, language)| *language != "text");
+    opening.map(|(line, language)| format!("{name}:{line}: ```{language} would be an example; use ```text")).collect()
 }
 
 /// Returns lines of code with their numbers.
@@ -386,6 +402,13 @@ mod planted {
         one(&product_rules("src/engine/mod.rs", "use rd_verbs::Device;"), "rd_verbs");
         none(&product_rules("src/transport/rdma/lane.rs", "use rd_verbs::Device;"));
         none(&product_rules("src/engine/mod.rs", "/// rd_verbs"));
+    }
+
+    #[test]
+    fn an_example_that_does_not_run() {
+        one(&product_rules("src/fs/read.rs", "/// ```\n/// read();\n/// ```"), ":1:");
+        one(&product_rules("src/fs/read.rs", "//! ```text\n//! a\n//! ```\n/// ```rust\n/// b\n/// ```"), ":4:");
+        none(&product_rules("src/fs/read.rs", "    /// ```text\n    /// a b\n    /// ```\nlet s = \"```\";"));
     }
 
     #[test]

@@ -110,8 +110,8 @@ impl Pipeline {
         if ended.code == 0 {
             let out = output.len();
             story.ensure(!comes_out || out == BYTES, || format!("exit 0, and {out} bytes came out"));
-            let written = written.map_or(0, |written| written.len());
-            story.ensure(!goes_to_file || written == BYTES, || format!("exit 0, and {written} bytes were written"));
+            let is_whole = written.as_deref() == Some(&self.bytes[..]);
+            story.ensure(!goes_to_file || is_whole, || "exit 0, and the file is not what was put in".to_owned());
         }
         ended.code
     }

@@ -104,7 +104,9 @@ impl Line {
     /// Runs the copy with cp.
     pub fn by_cp(&self, lab: &Lab, options: &[&str]) -> Ended {
         let mut command = Command::new("cp");
+        // What it says is compared.
         command
+            .env("LC_ALL", "C")
             .arg(if self.form == Form::Files { "--preserve=all" } else { "-a" })
             .args(options)
             .args(self.arguments(|_| "", ""));

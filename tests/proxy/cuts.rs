@@ -164,7 +164,7 @@ fn a_silent_stall_replaces_the_lanes() {
     feed(send.stdin(), input.clone());
     wait_until(|| proxy.forwarded(Way::Up) > 2 * CHUNK as u64);
     proxy.stall(true);
-    std::thread::sleep(Duration::from_secs(8));
+    std::thread::sleep(Duration::from_millis(6500));
     let before = proxy.forwarded(Way::Up);
     proxy.stall(false);
     for ended in [send.wait(), recv.wait()] {

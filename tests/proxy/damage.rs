@@ -48,6 +48,16 @@ fn survives_damage(plan: &Plan, encrypt: &str, input: &[u8]) -> (Ended, Ended) {
     panic!("nothing was damaged: {:?} --encrypt {encrypt}", plan.damage);
 }
 
+/// Runs a test with encryption and without at the same time, because most of its time is waiting.
+fn in_both_modes(test: impl Fn(&str) + Sync) {
+    std::thread::scope(|scope| {
+        for encrypt in ["always", "never"] {
+            let test = &test;
+            scope.spawn(move || test(encrypt));
+        }
+    });
+}
+
 fn at(way: Way, connection: usize, offset: u64, damage: Damage) -> (Spot, Damage) {
     (Spot { way, connection: Some(connection), offset }, damage)
 }
@@ -129,14 +139,14 @@ fn a_flipped_bit_in_a_payload_is_repaired() {
 #[test]
 fn a_flipped_bit_in_every_byte_of_a_chunk_header() {
     let input = noise(4 * CHUNK);
-    for encrypt in ["always", "never"] {
+    in_both_modes(|encrypt| {
         let header = first_header(encrypt, &input);
         for byte in 0..48 {
             let damage = plan(vec![at(Way::Up, 0, header + byte, Damage::Flip((byte % 8) as u8))]);
             let (send, _) = survives_damage(&damage, encrypt, &input);
             assert!([0, 4, 7].contains(&send.code), "byte {byte}: {}", send.stderr);
         }
-    }
+    });
 }
 
 /// Returns the offset of the first chunk header on the first connection of an undisturbed run. Which connection gets a
@@ -177,7 +187,7 @@ fn header_in(bytes: &[u8]) -> Option<u64> {
 fn heartbeats_do_not_fill_a_gap() {
     // The only chunk arrives too short. After it come only heartbeats, some 20 bytes a second.
     let input = noise(48 << 10);
-    for encrypt in ["always", "never"] {
+    in_both_modes(|encrypt| {
         let header = first_header(encrypt, &input);
         // Another connection may carry the chunk.
         let is_done = (0..20).any(|_| {
@@ -190,13 +200,13 @@ fn heartbeats_do_not_fill_a_gap() {
             done > 0
         });
         assert!(is_done, "the first connection never carried the chunk with --encrypt {encrypt}");
-    }
+    });
 }
 
 #[test]
 fn ranges_dropped_duplicated_and_swapped() {
     let input = noise(6 * CHUNK);
-    for encrypt in ["always", "never"] {
+    in_both_modes(|encrypt| {
         let header = first_header(encrypt, &input);
         let record = 48 + CHUNK;
         let damages = [
@@ -216,7 +226,7 @@ fn ranges_dropped_duplicated_and_swapped() {
                 assert!([0, 4, 7].contains(&send.code), "{damage:?} at {offset}: {}", send.stderr);
             }
         }
-    }
+    });
 }
 
 #[test]
@@ -253,7 +263,7 @@ fn damage_at_random_places() {
 fn a_network_that_damages_everything_is_given_up() {
     // One bit is flipped in each chunk of 1 MiB that passes. Replacing lanes for ever would not help.
     let input = noise(64 * CHUNK);
-    for encrypt in ["always", "never"] {
+    in_both_modes(|encrypt| {
         let (mut recv, port) = start_recv(&["--json-fd=2"], None);
         let output = drain(recv.stdout());
         let proxy = Proxy::start(port, Plan { flip_every: Some(500_000), ..Plan::default() });
@@ -266,7 +276,7 @@ fn a_network_that_damages_everything_is_given_up() {
         assert!(send.stderr.contains("checksums") && recv.stderr.contains("checksums"), "{}", send.stderr);
         let output = output.join().expect("no panic");
         same(&output, &input[..output.len()]);
-    }
+    });
 }
 
 #[test]

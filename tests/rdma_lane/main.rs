@@ -1,7 +1,7 @@
 //! The RDMA transport over a real device. Run with `RD_TESTBED=rxe` or `RD_TESTBED=siw` on a host that has such a
 //! device and may remove it (as root). Elsewhere every case is listed as ignored, and none as passed.
 //!
-//! `bandwidth` prints a line to be compared with `ib_send_bw -R -e -s 1048576 -n 300 -t 16 -r 32`.
+//! With RD_LONG, `bandwidth` prints a line to be compared with `ib_send_bw -R -e -s 1048576 -n 300 -t 16 -r 32`.
 
 mod rig;
 
@@ -409,7 +409,8 @@ fn no_listener() -> Result<(), Failed> {
     let refused = connect(&side.adapters, &endpoint, nobody, &HELLO, Instant::now() + Duration::from_secs(3));
     let refused = refused.expect_err("nobody listens");
     eprintln!("{:?}: {refused}", started.elapsed());
-    assert!(started.elapsed() < Duration::from_millis(3500));
+    assert!(!matches!(refused, ConnectError::Timeout(_)), "{refused}");
+    assert!(started.elapsed() < Duration::from_secs(2), "at once, not at a timeout");
     Ok(())
 }
 
@@ -667,25 +668,25 @@ fn device_removed_and_added() -> Result<(), Failed> {
     Ok(())
 }
 
-/// A plain loop: 16 chunks in flight, 32 receives, credits by control frames.
+/// A plain loop: 16 chunks in flight, 32 receives, credits by control frames. A later lane uses the same pools.
 fn bandwidth() -> Result<(), Failed> {
-    const CHUNKS: u32 = 300;
     const RECEIVES: u32 = 32;
+    let (chunks, runs): (u32, u32) = if std::env::var_os("RD_LONG").is_some() { (300, 3) } else { (48, 2) };
     let (endpoint, mut one, mut other) = (endpoint(), Side::new(16), Side::new(RECEIVES));
-    for run in 0..3 {
+    for run in 0..runs {
         let (mut left, mut right) = lane_pair(&endpoint, &one, &other);
         for buffer in other.buffers.drain(..) {
             right.lane.post_receive(buffer).expect("up");
         }
         let receiving = std::thread::spawn(move || {
             let (mut arrived, mut buffers, mut due) = (0, Vec::new(), 0u32);
-            while arrived < CHUNKS {
+            while arrived < chunks {
                 match right.next() {
                     LaneEvent::Chunk { buffer, wire_bytes, .. } => {
                         assert_eq!(wire_bytes as usize, CHUNK_BYTES);
                         arrived += 1;
                         due += 1;
-                        if arrived + RECEIVES <= CHUNKS {
+                        if arrived + RECEIVES <= chunks {
                             right.lane.post_receive(buffer).expect("up");
                         } else {
                             buffers.push(buffer);
@@ -702,8 +703,8 @@ fn bandwidth() -> Result<(), Failed> {
         });
         let started = Instant::now();
         let (mut sent, mut done, mut credits) = (0, 0, RECEIVES);
-        while done < CHUNKS {
-            while sent < CHUNKS
+        while done < chunks {
+            while sent < chunks
                 && credits > 0
                 && let Some(buffer) = one.buffers.pop()
             {
@@ -722,7 +723,7 @@ fn bandwidth() -> Result<(), Failed> {
         }
         let (right, buffers) = receiving.join().expect("no panic");
         let seconds = started.elapsed().as_secs_f64();
-        eprintln!("bandwidth run {run}: {:.1} MiB/s over {}", f64::from(CHUNKS) / seconds, endpoint.device);
+        eprintln!("bandwidth run {run}: {:.1} MiB/s over {}", f64::from(chunks) / seconds, endpoint.device);
         drop((left, right));
         other.buffers = buffers;
         if other.buffers.len() < RECEIVES as usize {

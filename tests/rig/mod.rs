@@ -492,10 +492,16 @@ pub fn same(got: &[u8], sent: &[u8]) {
     );
 }
 
-/// Returns a port that was free a moment ago, for tests that must name a port before any process listens on it.
+/// Returns a port that was free a moment ago, for tests that must name a port before any process listens on it. It is
+/// below the ports that the kernel gives to whoever asks for any, because others could get one of those meanwhile.
 pub fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a port");
-    listener.local_addr().expect("bound").port()
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").expect("proc");
+    let first: u64 = range.split_whitespace().next().expect("two ports").parse().expect("a port");
+    let mut random = Random::system();
+    // Where that range begins early, it is one of them all the same.
+    let mut any = || if first > 12_000 { (10_000 + random.below(first - 10_000)) as u16 } else { 0 };
+    let listener = (0..100).find_map(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, any())).ok());
+    listener.expect("a port").local_addr().expect("bound").port()
 }
 
 /// Starts an rdrecv with [`KEY`] on a port of its own choice, with its output piped.

@@ -537,7 +537,7 @@ fn random_trees_are_synchronized_as_by_rsync() {
 /// The comparison can be passed: rsync agrees with itself, and touches nothing when it is run again.
 #[test]
 fn rsync_agrees_with_itself() {
-    each_mode("rsync itself", 1..4, |_| Box::new(Rsync));
+    each_mode("rsync itself", 1..3, |_| Box::new(Rsync));
 }
 
 /// The effect of each mode is visible: rsync with the mode's options and rsync without them give different results. So

@@ -341,9 +341,9 @@ fn a_directory_is_published_without_renameat2_and_replaces_only_an_empty_one() {
 /// Without locks, an untouched entry counts as a killed copy's; until then, the explanation given for it is true.
 #[test]
 fn without_locks_what_is_quiet_is_gone_on_with() {
-    let scratch = tempfile::tempdir().expect("a directory");
-    let top = || directory(scratch.path());
-    for error in [libc::ENOSYS, libc::ENOLCK, libc::EOPNOTSUPP] {
+    let wait_where_locks_fail = |error| {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let top = || directory(scratch.path());
         where_calls_fail(&[libc::SYS_flock], error, || {
             let tree = scratch.path().join("tree/below/it");
             let open_tree = || open_tree(top(), "tree").map(|tree| (tree.fd, tree.was_left));
@@ -365,10 +365,15 @@ fn without_locks_what_is_quiet_is_gone_on_with() {
             std::thread::sleep(Duration::from_millis(3100));
             assert!(both().iter().all(|made| made.as_ref().is_ok_and(|(_, was_there)| *was_there)));
         });
-        fs::remove_file(scratch.path().join("file")).expect("ours");
-        fs::remove_dir_all(scratch.path().join("tree")).expect("ours");
-    }
+    };
+    std::thread::scope(|scope| {
+        for error in [libc::ENOSYS, libc::ENOLCK, libc::EOPNOTSUPP] {
+            scope.spawn(move || wait_where_locks_fail(error));
+        }
+    });
     // No other error is a sign of another copy.
+    let scratch = tempfile::tempdir().expect("a directory");
+    let top = || directory(scratch.path());
     drop(open(top(), "file", true).expect("made"));
     where_calls_fail(&[libc::SYS_flock], libc::EIO, || {
         assert_eq!(open(top(), "file", true).expect_err("unlocked").error, Errno::IO);

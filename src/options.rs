@@ -247,6 +247,20 @@ pub enum Verify {
     Disk,
 }
 
+/// Which symbolic links stand for what they lead to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct Followed {
+    /// All of them.
+    #[n(0)]
+    pub all: bool,
+    /// Those that lead to directories.
+    #[n(1)]
+    pub to_directories: bool,
+    /// Those that are absolute or lead outside SRC.
+    #[n(2)]
+    pub leading_out: bool,
+}
+
 /// Which entries of a tree are copied, and how they are written. A field that a `--no-` option clears, such as `mode`,
 /// is true by default.
 #[derive(Args, Clone, Debug, PartialEq, Eq, Encode, Decode)]
@@ -402,8 +416,7 @@ pub struct TreeOptions {
     #[arg(long, requires = "sync")]
     #[n(23)]
     pub delete: bool,
-    /// Delete at the end instead, and only if everything was copied; not if several hosts have SRC, or with a list that
-    /// is too long for one session
+    /// Delete at the end instead, and only if everything was copied; not if several hosts have SRC
     #[arg(long, requires = "sync")]
     #[n(58)]
     pub delete_after: bool,
@@ -433,7 +446,7 @@ pub struct TreeOptions {
     #[arg(long, requires = "sync")]
     #[n(27)]
     pub existing: bool,
-    /// Leave existing entries unchanged; create new ones
+    /// Leave existing entries unchanged; create new ones; a directory for which DST has a file fails
     #[arg(long, requires = "sync")]
     #[n(28)]
     pub ignore_existing: bool,
@@ -517,6 +530,11 @@ impl TreeOptions {
     pub fn may_compare(&self) -> bool {
         let is_plain = !self.sync && self.recursive && !self.in_place;
         is_plain && self.times && !self.syncs()
+    }
+
+    /// Returns which symbolic links below SRC stand for what they lead to.
+    pub fn followed(&self) -> Followed {
+        Followed { all: self.copy_links, to_directories: self.copy_dirlinks, leading_out: self.copy_unsafe_links }
     }
 
     /// Reports whether entries keep their times. Those of directories may be left out.

@@ -195,6 +195,22 @@ fn the_umask_and_the_directory_of_the_host_are_those_of_its_login() {
     }
 }
 
+/// The agent and its commands inherit what the login exports, under whatever names.
+#[test]
+fn what_the_login_exports_reaches_the_command() {
+    let far = Far::with("export a=1 d=1 e=1 f=1 h=1 k=1 m=1 n=1 s=1 t=1", "");
+    for is_cached in [false, true] {
+        assert_eq!(!far.cached().is_empty(), is_cached);
+        let mut command = rdsh();
+        command.arg("--rsh").arg(far.join("ssh")).args(["far", "echo $a $d $e $f $h $k $m $n $s $t"]);
+        // No login: the shell is `sh`.
+        command.current_dir(far.0.path()).env_remove("SHELL").stdin(Stdio::piped()).stdout(Stdio::piped());
+        let (ended, output) = finish(Process::spawn(&mut command), b"");
+        assert_eq!((ended.expect(0).stderr.as_str(), &*output), ("", &b"1 1 1 1 1 1 1 1 1 1\n"[..]));
+    }
+    far.agent();
+}
+
 #[test]
 fn one_that_was_changed_is_replaced() {
     let far = Far::new();

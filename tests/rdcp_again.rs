@@ -694,10 +694,10 @@ fn a_killed_caller_of_a_relayed_copy_is_missed_soon() {
     lab.all_gone(Duration::from_secs(5));
 }
 
-/// More paths than one session lists: no session removes what an earlier one has brought, with `--delete` either.
+/// More paths than one message holds: all of them come, with `--delete` too.
 #[test]
 fn a_generation_of_a_long_list_is_whole() {
-    const LISTED: usize = 500;
+    const LISTED: usize = 700;
     let name = |number: usize| format!("{number:0200}");
     for (host, options) in [("", &[][..]), ("h1:", &[]), ("h1:", &["--delete"])] {
         let lab = Lab::new();

@@ -151,6 +151,33 @@ fn in_place_spares_what_has_other_names() {
     }
 }
 
+/// A link leads from the source to what would be written over. With `--sync` such a file is the same.
+#[test]
+fn in_place_spares_what_a_link_of_the_source_leads_to() {
+    let lab = Lab::new();
+    let contents = [("large", noise(200_000)), ("small", noise(500))];
+    for name in ["from", "to"] {
+        fs::create_dir(lab.join(name)).expect("ours");
+    }
+    for (name, bytes) in &contents {
+        fs::write(lab.join("to").join(name), bytes).expect("ours");
+        symlink(format!("../to/{name}"), lab.join("from").join(name)).expect("a link");
+    }
+    fs::write(lab.join("from/new"), "new").expect("ours");
+    for (option, code) in [("", 8), ("--sync", 0)] {
+        let paths = [side(&lab, "", "from/."), side(&lab, "", "to")];
+        let options = ["-rL", "--in-place", option].into_iter().filter(|option| !option.is_empty());
+        let ended = rdcp(&lab, &options.map(OsString::from).chain(paths).collect::<Vec<_>>());
+        for (name, bytes) in &contents {
+            holds(&lab.join("to").join(name), bytes);
+            let is_itself = |line: &str| line.contains(name) && line.contains("is the source itself");
+            assert_eq!(ended.stderr.lines().any(is_itself), code == 8, "{}", ended.stderr);
+        }
+        ended.expect(code);
+        holds(&lab.join("to/new"), b"new");
+    }
+}
+
 /// Users admitted by an ACL of the destination's directory get no access to entries that have their own mode.
 #[test]
 fn what_is_no_file_keeps_no_acl_of_the_destination() {

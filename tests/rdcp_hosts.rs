@@ -302,6 +302,11 @@ fn a_host_whose_address_is_translated_is_reached_where_ssh_got_there() {
     arguments.extend(["45009".into(), here("source"), network.at("h2", "relayed")]);
     network.rdcp(&arguments).expect(0).one_line("rdcp", &["cannot reach each other's ports", "through ssh"]);
     network.holds("relayed", &bytes);
+    // rdperf is told the same address.
+    let mut command = rdperf();
+    command.arg("-F").arg(network.path("ssh_config")).args(["--agent", AGENT]).args(&options()[1..]);
+    command.args([Translator::PORT, "--via", "198.51.100.3", "--duration", "0.1", "h2", "lat"]);
+    Process::spawn(on(1, &command).stdin(Stdio::null()).stdout(Stdio::null())).wait().expect(0);
     drop(translator);
     all_gone(SOON);
 }
@@ -526,7 +531,8 @@ fn a_short_partition_is_survived() {
     network.scratch.file("source", &bytes);
     let mut process = network.slow(&[], network.path("source").into_os_string(), network.at("h2", "target"));
     let partition = Partition::start(2, "silent");
-    std::thread::sleep(Duration::from_secs(8));
+    // Longer than the 5 s after which a silent lane is dead.
+    std::thread::sleep(Duration::from_millis(6500));
     drop(partition);
     process.wait().expect(0);
     network.holds("target", &bytes);
@@ -540,12 +546,16 @@ fn a_partition_that_ends_ssh_is_survived_within_the_window() {
     let network = Network::start();
     let bytes = noise(24 * CHUNK);
     network.scratch.file("source", &bytes);
-    let options = ["--reconnect", "90", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"];
+    let options = ["--reconnect", "90", "-o", "ServerAliveInterval=2", "-o", "ServerAliveCountMax=2"];
     let mut process = network.slow(&options, network.path("source").into_os_string(), network.at("h2", "target"));
     let partition = Partition::start(2, "silent");
-    std::thread::sleep(Duration::from_secs(30));
-    let ssh = launchers(process.pid());
-    assert!(ssh.iter().all(|pid| !lab::is_alive(pid.as_raw_nonzero().get() as u32)), "ssh is still there: {ssh:?}");
+    let start = Instant::now();
+    // Longer than the 5 s after which a silent lane is dead.
+    std::thread::sleep(Duration::from_secs(7));
+    lab::none_since(start, PATIENCE, || {
+        let ssh = launchers(process.pid());
+        ssh.into_iter().filter(|pid| lab::is_alive(pid.as_raw_nonzero().get() as u32)).collect()
+    });
     assert!(process.is_running(), "{}", process.stderr());
     drop(partition);
     process.wait().expect(0);

@@ -223,8 +223,8 @@ fn links_at_the_destination_are_treated_as_by_cp() {
     told.expect(6).one_line("rdcp", &["h:", "x/dangling", "dangling symbolic link"]);
 }
 
-/// With `--delete-after` nothing is deleted unless every source exists. Sources that need several sessions
-/// are refused at the start.
+/// With `--delete-after` nothing is deleted unless every source exists. Sources on several hosts are refused at the
+/// start.
 #[test]
 fn deletion_at_the_end_needs_all_sources() {
     for (from, to) in WAYS {

@@ -580,6 +580,109 @@ fn what_a_copy_writes_itself_does_not_start_the_next_one() {
     });
 }
 
+#[test]
+fn a_digest_cache_that_is_named_does_not_start_the_next_copy() {
+    let lab = lab();
+    let cache = lab.join("from/digests");
+    let option = format!("--digest-cache={}", cache.display());
+    let process = start_with(&["-c", &option], &lab, &lab.join("to"), WITHIN);
+    process.line_with("waiting for changes");
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(waits(&process), 1, "{}", process.stderr());
+    assert!(cache.exists(), "it is written to");
+}
+
+#[test]
+fn what_is_excluded_is_not_watched() {
+    const EXCLUDED: usize = 100;
+    let lab = lab();
+    let (from, to) = (lab.join("from"), lab.join("to"));
+    for number in 0..EXCLUDED {
+        fs::create_dir_all(from.join("modules").join(number.to_string())).expect("directories");
+    }
+    let mut process = start_with(&["--exclude", "modules/"], &lab, &to, WITHIN);
+    process.line_with("waiting for changes");
+    let count = watched(&process);
+    assert!(count < EXCLUDED, "{count} directories");
+    fs::rename(from.join("modules"), from.join("mine")).expect("renamed");
+    until("a name that is not excluded", &mut process, || to.join("mine/7").exists());
+    fs::write(from.join("mine/7/later"), "later").expect("a file");
+    until("a change there", &mut process, || holds(&to.join("mine/7/later"), "later"));
+}
+
+/// And not the directory where its path begins, which may be `/`.
+#[test]
+fn with_relative_paths_only_what_is_named_is_watched() {
+    const BESIDE: usize = 100;
+    for way in [WITHIN, PULL] {
+        let lab = lab();
+        let to = lab.join("to");
+        for number in 0..BESIDE {
+            fs::create_dir_all(lab.join("beside").join(number.to_string())).expect("directories");
+        }
+        let mut command = lab.command(rdcp(), "rsh", AGENT);
+        command.args(["-r", "--sync", "-R", "--watch", "-v"]);
+        let lacks_one = way == PULL;
+        match lacks_one {
+            true => command.args(["./from", "./later"].map(|name| lab.there("source", name))),
+            false => command.arg("from"),
+        };
+        let mut process = Process::spawn(command.arg("to").stdin(Stdio::null()).stdout(Stdio::null()));
+        process.line_with("waiting for changes");
+        assert!(holds(&to.join("from/first"), "one"), "{way:?}: {}", process.stderr());
+        let count = watched(&process);
+        assert_eq!(count < BESIDE, !lacks_one, "{count} directories");
+        fs::write(lab.join("from/first"), "two").expect("a file");
+        until("a change", &mut process, || holds(&to.join("from/first"), "two"));
+        if lacks_one {
+            // All of the directory that it is missing in is watched.
+            fs::create_dir(lab.join("later")).expect("a directory");
+            fs::write(lab.join("later/file"), "new").expect("a file");
+            until("a path that has come", &mut process, || holds(&to.join("later/file"), "new"));
+            fs::write(lab.join("later/file"), "other").expect("a file");
+            until("a change there", &mut process, || holds(&to.join("later/file"), "other"));
+        }
+        process.signal(Signal::TERM);
+        process.wait().expect(143);
+    }
+}
+
+/// Otherwise it would do so with each change of another.
+#[test]
+fn an_entry_that_always_fails_is_no_reason_to_compare_everything() {
+    let lab = lab();
+    let (from, to) = (lab.join("from"), lab.join("to"));
+    fs::create_dir(from.join("a")).expect("a directory");
+    // A mark is never copied.
+    fs::write(from.join(name_beside("first", "rd-half")), "").expect("a mark");
+    let mut process = start(&lab, &to, WITHIN);
+    process.line_with("waiting for changes");
+    assert!(process.stderr().contains("was not copied in full"), "{}", process.stderr());
+    fs::write(to.join("a/only there"), "left until all is looked at").expect("a file");
+    let before = waits(&process);
+    fs::write(from.join("first"), "two").expect("a file");
+    until("a change", &mut process, || holds(&to.join("first"), "two"));
+    await_waiting(&process, before);
+    assert!(to.join("a/only there").exists());
+}
+
+#[test]
+fn a_failure_is_not_repeated_with_every_copy() {
+    let lab = lab();
+    fs::write(lab.join("from").join(name_beside("first", "rd-half")), "").expect("a mark");
+    let mut command = lab.command(rdcp(), "rsh", AGENT);
+    command.args(["-r", "--sync", "--watch", "from/", "to"]).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut process = Process::spawn(&mut command);
+    for text in ["one", "two", "three"] {
+        fs::write(lab.join("from/first"), text).expect("a file");
+        until(text, &mut process, || holds(&lab.join("to/first"), text));
+    }
+    let said = process.stderr();
+    for part in ["rd-half", "was not copied in full"] {
+        assert_eq!(said.matches(part).count(), 1, "{said}");
+    }
+}
+
 /// Each directory that is read would be an event.
 #[test]
 fn a_comparison_of_more_directories_than_the_queue_has_room_for_does_not_start_the_next_one() {

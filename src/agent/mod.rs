@@ -16,6 +16,7 @@ use crate::control::tunnel::Emit;
 use crate::engine::work;
 use crate::fault::{Exit, printable};
 use crate::fs::accounts;
+use crate::options::Followed;
 
 mod broadcast;
 mod check;
@@ -31,6 +32,7 @@ pub mod words;
 use broadcast::Node;
 use end::{End, Moves, ended_with};
 use examiner::OpenProbe;
+use tree::Ahead;
 use watch::Watching;
 
 /// Maximum number of ends of sessions on one host. Each stage of a pipeline has two.
@@ -60,6 +62,11 @@ pub(crate) const LOGIN_SHELL: [&str; 4] = [
     "sh",
 ];
 
+/// What an agent that knows the shell's path runs in place of the third of these words: the same without a variable,
+/// because the login may have exported one of that name for its commands.
+const START_SHELL: &str =
+    "[ \"$(command -v \"${0##*/}\")\" -ef \"$0\" ] && exec \"${0##*/}\" \"$@\"; exec \"$0\" \"$@\"";
+
 /// Called by any thread. Must not wait.
 pub(crate) type Ended = Arc<dyn Fn() + Send + Sync>;
 
@@ -72,7 +79,7 @@ fn in_thread(name: &str, emit: &Emit, work: impl FnOnce(&Emit) + Send + 'static)
 }
 
 /// Searches for sources, and reports meanwhile what it finds and what is missing.
-fn find(patterns: &[ByteVec], links: bool, expand: bool, emit: &Emit) {
+fn find(patterns: &[ByteVec], links: Followed, expand: bool, emit: &Emit) {
     let patterns: Vec<&[u8]> = patterns.iter().map(|pattern| &pattern[..]).collect();
     let (mut found, mut missing, mut last) = (Vec::new(), Vec::new(), Instant::now());
     let tell = |found: &mut Vec<Found>, missing: &mut Vec<Fault>| {
@@ -100,6 +107,7 @@ pub(crate) struct Agent {
     emit: Emit,
     is_remote: bool,
     stages: Stages,
+    ahead: Ahead,
     ends: HashMap<u32, End>,
     node: Option<Node>,
     probe: OpenProbe,
@@ -128,8 +136,8 @@ impl Agent {
             }
         });
         let stages = Stages::new(tell, is_remote, tells_stderr);
-        let (ends, node, probe, refusal) = Default::default();
-        Self { emit, is_remote, stages, ends, node, probe, watching: None, ended, begun: 0, refusal }
+        let (ahead, ends, node, probe, refusal) = Default::default();
+        Self { emit, is_remote, stages, ahead, ends, node, probe, watching: None, ended, begun: 0, refusal }
     }
 
     /// Handles a message. Does not wait: long operations are done by a thread, and their answers come later.
@@ -154,6 +162,10 @@ impl Agent {
             Message::Place(asked) => {
                 self.say(place::place(&asked, self.is_remote).map_or_else(Message::Failed, Message::Placed));
             }
+            Message::Sources(part) => {
+                let taken = self.ahead.take(part);
+                self.say(taken.map_or_else(Message::Failed, |()| Message::SourcesTaken));
+            }
             Message::Examine | Message::OpenProbe { .. } | Message::Probe(_) => {
                 examiner::handle(message, &self.emit, &self.probe);
             }
@@ -164,22 +176,21 @@ impl Agent {
             Message::MeasureStorage { path, writes, micros } => {
                 measure::measure_storage(path, writes, micros, &self.emit);
             }
-            Message::Watch(paths, is_one_system) => {
-                match Watching::begin(&paths, self.is_remote, is_one_system, &self.emit) {
-                    Ok(watching) => self.watching = Some(watching),
-                    Err(error) => {
-                        let words = format!("cannot start to watch: {}", printable(&error.to_string()));
-                        (self.emit)(Message::Failed(Fault::plain(Exit::Source.code(), words)));
-                    }
+            Message::Watch(asked) => match Watching::begin(asked, self.is_remote, &self.emit) {
+                Ok(watching) => self.watching = Some(watching),
+                Err(error) => {
+                    let words = format!("cannot start to watch: {}", printable(&error.to_string()));
+                    (self.emit)(Message::Failed(Fault::plain(Exit::Source.code(), words)));
                 }
-            }
+            },
             Message::TellChanges => self.watching.iter().for_each(Watching::ask),
             Message::Stage(mut stage) => {
                 self.begun += 1;
                 if stage.shell.iter().map(|word| &word[..]).eq(LOGIN_SHELL.map(str::as_bytes))
                     && let Some(shell) = accounts::own_shell()
                 {
-                    stage.shell[LOGIN_SHELL.len() - 1] = shell.into_vec().into();
+                    stage.shell.truncate(2);
+                    stage.shell.extend([START_SHELL.as_bytes().to_vec(), shell.into_vec()].map(ByteVec::from));
                 }
                 self.stages.take(*stage);
             }
@@ -217,7 +228,8 @@ impl Agent {
         (self.emit)(message);
     }
 
-    fn begin(&mut self, number: u32, begin: Begin) {
+    fn begin(&mut self, number: u32, mut begin: Begin) {
+        std::mem::take(&mut self.ahead).give(&mut begin.job);
         examiner::close(&self.probe);
         self.ends.retain(|_, end| end.is_busy());
         if self.ends.len() >= ENDS_MAX {
@@ -354,7 +366,7 @@ mod tests {
         });
         let mut agent = Agent::new(Arc::clone(&emit), emit, Arc::new(|| {}), true, true);
         let pattern = [directory.as_os_str().as_bytes(), b"/f*"].concat();
-        agent.handle(Message::Find { patterns: vec![pattern.into()], links: true });
+        agent.handle(Message::Find { patterns: vec![pattern.into()], links: Followed::default() });
         let (mut found, mut missing) = (0, 0);
         loop {
             let (thread, message) = said.recv_timeout(Duration::from_secs(30)).expect("an answer");

@@ -22,7 +22,7 @@ use crate::fs::{
     OwnerAccess, PARTIAL, UNFINISHED, canonical, identity, io_fact, is_temporary_name, name_beside, partial,
     plain_fact, std_fact, sync_directory,
 };
-use crate::options::{LATEST, TreeOptions};
+use crate::options::{Followed, LATEST, TreeOptions};
 
 /// The name under which a directory is merged into the directory to copy into.
 const ITSELF: &[u8] = b".";
@@ -31,8 +31,8 @@ const ITSELF: &[u8] = b".";
 pub(crate) const SAME_FILE: i32 = libc::EEXIST;
 
 /// Passes the entries that match the paths and patterns to `take`, each as soon as it is found, and why others may be
-/// missing. With `links`, symbolic links are copied instead of followed. With `expand`, `~` and patterns are expanded.
-pub(crate) fn find(patterns: &[&[u8]], links: bool, expand: bool, mut take: impl FnMut(Result<Found, IoFact>)) {
+/// missing. `links`: which symbolic links stand for what they lead to. With `expand`, `~` and patterns are expanded.
+pub(crate) fn find(patterns: &[&[u8]], links: Followed, expand: bool, mut take: impl FnMut(Result<Found, IoFact>)) {
     for pattern in patterns {
         if expand {
             let unread = names::search(pattern, |path| take(source(path, links)));
@@ -44,11 +44,18 @@ pub(crate) fn find(patterns: &[&[u8]], links: bool, expand: bool, mut take: impl
 }
 
 /// Returns what is at a path, as a source.
-fn source(path: PathBuf, links: bool) -> Result<Found, IoFact> {
+fn source(path: PathBuf, links: Followed) -> Result<Found, IoFact> {
     // `host:` stands for the login's home.
     let path = if path.as_os_str().is_empty() { PathBuf::from(".") } else { path };
-    let looked = if links { std::fs::symlink_metadata(&path) } else { std::fs::metadata(&path) };
-    let metadata = looked.map_err(|error| std_fact(path.as_os_str(), &error))?;
+    let looked = if links.all { std::fs::metadata(&path) } else { std::fs::symlink_metadata(&path) };
+    let mut metadata = looked.map_err(|error| std_fact(path.as_os_str(), &error))?;
+    // The walk reports a link that leads nowhere, unless the link is excluded.
+    if metadata.is_symlink()
+        && links.follows_root(&path)
+        && let Ok(target) = std::fs::metadata(&path)
+    {
+        metadata = target;
+    }
     Ok(Found {
         name: last_name(&path),
         kind: kind(&metadata),

@@ -14,7 +14,8 @@ use rd_proto::session::Outcome;
 
 use super::place;
 use crate::control::frames::{
-    FAULTS_MAX, Fault, KEPT_PATH_BYTES_MAX, Kept, Message, PROGRESS_NAME_BYTES_MAX, Report, TreeProgress, end_of,
+    FAULTS_MAX, Fault, Job, KEPT_PATH_BYTES_MAX, Kept, Message, PROGRESS_NAME_BYTES_MAX, Report, SOURCES_BYTES_MAX,
+    Sources, TreeProgress, end_of,
 };
 use crate::control::tunnel::Emit;
 use crate::engine::tree::answer;
@@ -35,6 +36,47 @@ const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
 pub(super) fn path_of(bytes: &[u8]) -> PathBuf {
     OsString::from_vec(bytes.to_vec()).into()
+}
+
+/// Sources and names that have come for the next job, because its BEGIN has no room for them.
+#[derive(Default)]
+pub(super) struct Ahead {
+    all: Sources,
+    bytes: usize,
+}
+
+impl Ahead {
+    /// Takes more of them.
+    ///
+    /// # Errors
+    ///
+    /// Exit 1 if they become too many. Then none is left.
+    pub(super) fn take(&mut self, part: Sources) -> Result<(), Fault> {
+        self.bytes += part.bytes();
+        if self.bytes > SOURCES_BYTES_MAX {
+            *self = Self::default();
+            let most = SOURCES_BYTES_MAX >> 20;
+            let detail = format!("the paths to copy take more than {most} MiB; copy their directory, or fewer of them");
+            return Err(Fault::plain(Exit::Usage.code(), detail));
+        }
+        self.all.add(part);
+        Ok(())
+    }
+
+    /// Gives them to a job that has none of its own.
+    pub(super) fn give(self, job: &mut Job) {
+        let Sources { roots: ahead, names: names_ahead } = self.all;
+        if let Job::SendTree { roots, .. } | Job::Copy { roots, .. } = job
+            && roots.is_empty()
+        {
+            *roots = ahead;
+        }
+        if let Job::ReceiveTree { names, .. } | Job::Copy { names, .. } = job
+            && names.is_empty()
+        {
+            *names = names_ahead;
+        }
+    }
 }
 
 /// What a copy may be asked to count ahead of itself; `None` if there is nothing, or once counting has begun.
@@ -252,5 +294,40 @@ impl LocalCopy {
             Err(refused) => return Err(Fault::plain(Exit::Protocol.code(), refused.to_string())),
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tree::Only;
+
+    #[test]
+    fn a_job_gets_what_has_come_ahead_of_it() {
+        let path = |number: usize| ByteVec::from(format!("d/{number:04}").into_bytes());
+        let only = Only { paths: (0..2000).map(path).collect(), recursive: true, ..Only::default() };
+        let all = Sources {
+            roots: vec![Root { only: Some(only), ..Root::new("/from", "from") }],
+            names: (0..2000).map(path).collect(),
+        };
+        let mut ahead = Ahead::default();
+        all.clone().parts(4096).for_each(|part| ahead.take(part).expect("few"));
+        let copy = |roots, names| Job::Copy { roots, directory: Vec::new(), names, settings: TreeOptions::default() };
+        let mut job = copy(Vec::new(), Vec::new());
+        std::mem::take(&mut ahead).give(&mut job);
+        assert_eq!(job, copy(all.roots.clone(), all.names.clone()));
+        // Nothing is left for the next job, which has its own.
+        ahead.give(&mut job);
+        assert_eq!(job, copy(all.roots, all.names));
+    }
+
+    #[test]
+    fn what_comes_ahead_without_end_is_refused() {
+        let part = || Sources { roots: vec![Root::new("/from", "from")], names: Vec::new() };
+        let mut ahead = Ahead::default();
+        ahead.take(part()).expect("few");
+        ahead.bytes = SOURCES_BYTES_MAX;
+        assert!(ahead.take(part()).is_err_and(|fault| fault.exit == Exit::Usage.code()));
+        assert_eq!((ahead.all, ahead.bytes), (Sources::default(), 0));
     }
 }

@@ -11,12 +11,13 @@ use std::sync::Arc;
 use minicbor::bytes::ByteVec;
 use rustix::io::Errno;
 
-use crate::control::frames::{Fault, Message};
+use crate::control::frames::{Fault, Message, Watch};
 use crate::control::names;
 use crate::control::tunnel::Emit;
 use crate::fault::{Exit, escaped, printable};
 use crate::fs::io_fact;
-use crate::tree::watch::{TreeWatch, WatchError, WatchReason};
+use crate::tree::patterns::Patterns;
+use crate::tree::watch::{TreeWatch, WatchError, WatchOptions, WatchReason, WatchedPath, watched_below};
 
 /// A watch. Dropping this ends it.
 pub(crate) struct Watching {
@@ -24,25 +25,34 @@ pub(crate) struct Watching {
 }
 
 impl Watching {
-    /// Starts watching these paths. With `expand`, `~` and patterns are expanded. The answer is WATCHED; FAILED may
-    /// come at any time.
+    /// Starts watching. With `expand`, `~` and patterns are expanded. The answer is WATCHED; FAILED may come at any
+    /// time.
     ///
     /// # Errors
     ///
     /// Fails if there is no room for two descriptors or a thread.
-    pub(crate) fn begin(paths: &[ByteVec], expand: bool, is_one_system: bool, emit: &Emit) -> std::io::Result<Self> {
-        let (asks, asked) = UnixStream::pair()?;
-        let (paths, told) = (paths.to_vec(), Arc::clone(emit));
+    pub(crate) fn begin(asked: Watch, expand: bool, emit: &Emit) -> std::io::Result<Self> {
+        let (asks, asked_by) = UnixStream::pair()?;
+        let told = Arc::clone(emit);
+        let Watch { paths, is_one_system, only, rules, digest_cache } = asked;
+        // An empty path means the usual place.
+        let digest_cache = digest_cache.filter(|path| !path.is_empty());
+        let options = WatchOptions {
+            is_one_system,
+            patterns: Patterns::new(&rules.0).unwrap_or_default(),
+            digest_cache: digest_cache.map(|path| OsStr::from_bytes(&path).into()),
+        };
         let found = move |path: &[u8]| {
             if expand { names::expanded(path) } else { vec![OsStr::from_bytes(path).into()] }
         };
         let find = move || {
             let paths = paths.iter().flat_map(|path| found(path));
             // `host:` stands for the login's home.
-            paths.map(|path: PathBuf| if path.as_os_str().is_empty() { PathBuf::from(".") } else { path }).collect()
+            let paths = paths.map(|path: PathBuf| if path.as_os_str().is_empty() { PathBuf::from(".") } else { path });
+            paths.flat_map(|path| watched_at(path, &only)).collect()
         };
         let run = move || {
-            if let Err(error) = watch(find, is_one_system, &asked, &told) {
+            if let Err(error) = watch(find, options, &asked_by, &told) {
                 told(Message::Failed(fault(&error)));
             }
         };
@@ -57,13 +67,26 @@ impl Watching {
     }
 }
 
+/// Returns what is watched of a source: all of it, or only what is listed below it.
+fn watched_at(path: PathBuf, only: &[ByteVec]) -> Vec<WatchedPath> {
+    if only.is_empty() {
+        let bytes = path.as_os_str().as_bytes();
+        let name: &[u8] = if bytes.ends_with(b"/") { &[] } else { names::last_name(bytes) };
+        // With -T the contents are copied, with a slash or without.
+        let names = vec![PathBuf::new(), OsStr::from_bytes(name).into()];
+        return vec![WatchedPath { path, names }];
+    }
+    let listed = only.iter().map(|listed| watched_below(&path, listed));
+    listed.map(|name| WatchedPath { path: path.join(&name), names: vec![name] }).collect()
+}
+
 fn watch(
-    find: impl Fn() -> Vec<PathBuf> + Send + 'static,
-    is_one_system: bool,
+    find: impl Fn() -> Vec<WatchedPath> + Send + 'static,
+    options: WatchOptions,
     asked: &UnixStream,
     emit: &Emit,
 ) -> Result<(), WatchError> {
-    let mut watch = TreeWatch::start(find, is_one_system)?;
+    let mut watch = TreeWatch::start(find, options)?;
     emit(Message::Watched);
     while let Some(touched) = watch.next(asked)? {
         emit(Message::Changed(touched.map(|some| some.into_iter().map(Into::into).collect())));
@@ -96,6 +119,20 @@ fn fault(error: &WatchError) -> Fault {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn paths_have_the_names_that_patterns_apply_to() {
+        let shown = |path: &PathBuf| path.to_str().expect("ours").trim_end_matches('/').to_owned();
+        let at = |path: &str, only: &[&str]| -> Vec<Vec<String>> {
+            let only: Vec<ByteVec> = only.iter().map(|path| path.as_bytes().to_vec().into()).collect();
+            let watched = watched_at(path.into(), &only).into_iter();
+            watched.map(|one| [one.path].iter().chain(&one.names).map(shown).collect()).collect()
+        };
+        assert_eq!(at("a/src/", &[]), [["a/src", "", ""]]);
+        assert_eq!(at("a/src", &[]), [["a/src", "", "src"]]);
+        assert_eq!(at(".", &[]), [[".", "", ""]]);
+        assert_eq!(at("/proc/", &["/self//./gone", "sys"]), [["/proc", ""], ["/proc/sys", "sys"]]);
+    }
 
     #[test]
     fn only_causes_that_may_pass_have_a_number() {

@@ -17,6 +17,9 @@ use crate::fault::{Exit, Failure, escaped, os, os_number, printable, shown_path}
 const MEMLOCK_ADVICE: &str =
     "to raise it, add the line `* - memlock unlimited` to /etc/security/limits.d/zz-rdma-pipe.conf and log in again";
 
+/// Part of the line of a sender that has lost the link after everything was sent, so that it does not know the outcome.
+pub(crate) const UNANSWERED: &str = "before its answer";
+
 /// Returns a session's remark as a line.
 pub(crate) fn remark(event: &SessionEvent) -> Option<String> {
     match event {
@@ -154,8 +157,8 @@ pub(crate) fn outcome(outcome: &Outcome, reason: Option<&str>, peer: &str) -> Op
     Some(match outcome {
         Outcome::Done => return None,
         Outcome::LinkLost { unanswered: true } => Exit::LinkLost.with(format!(
-            "lost the link to {peer} before its answer: all data was sent, but the outcome is unknown; \
-                 running it again is safe"
+            "lost the link to {peer} {UNANSWERED}: all data was sent, but the outcome is unknown; look there before \
+                 running it again"
         )),
         Outcome::LinkLost { unanswered: false } => Exit::LinkLost.with(format!("lost the link to {peer}{because}")),
         Outcome::NoRdma | Outcome::Aborted(Cause::NoRdma) | Outcome::PeerAborted(Cause::NoRdma) => {

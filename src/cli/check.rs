@@ -15,7 +15,7 @@ use super::options::ReportOptions;
 use super::rdcp::HostOptions;
 use super::report::{Kept, Moved, Reporter};
 use crate::fault::{Exit, Failure, escaped, os_number, printable};
-use crate::job::check::{Check, Stopped};
+use crate::job::check::{Stopped, compare};
 use crate::job::copy::entries as entries_words;
 use crate::job::name_at;
 use crate::job::plan::Spec;
@@ -89,10 +89,9 @@ pub(crate) fn check(
             let _ = give.send(entries);
             printed
         });
-        let outcome = File::open(&file).map_err(|error| Stopped::Manifest(error.to_string())).and_then(|manifest| {
-            let check = Check { host, directory: directory.to_owned().into_vec(), is_cached };
-            check.run(setup, manifest, take)
-        });
+        let outcome = File::open(&file)
+            .map_err(|error| Stopped::Manifest(error.to_string()))
+            .and_then(|manifest| compare(setup, host, directory.to_owned().into_vec(), is_cached, manifest, take));
         // After success the thread ends when it has taken everything. After a failure, what is still to be printed may
         // wait for ever.
         is_over.store(outcome.is_err(), Ordering::Relaxed);

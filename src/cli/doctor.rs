@@ -16,7 +16,7 @@ use super::uses::{LAUNCHING, Use};
 use super::{Arguments, print, uses};
 use crate::fault::{Exit, Failure, escaped};
 use crate::job::Setup;
-use crate::job::examine::{Examination, NoWay, drill};
+use crate::job::examine::{NoWay, drill, examine_host};
 use crate::job::plan::Spec;
 use crate::job::targets::{each, is_list, without_doubles};
 use crate::measure::matrix::Matrix;
@@ -215,14 +215,9 @@ fn diagnose(arguments: &DoctorArguments) -> Result<(), Failure> {
     let host = hosts.into_iter().next();
     if let Some(host) = &host {
         let seconds = arguments.seconds.unwrap_or(SECONDS);
-        let examination = Examination {
-            setup,
-            host,
-            lasting: (seconds > 0).then(|| Duration::from_secs(seconds.into())),
-            transfer: &transfer,
-        };
+        let lasting = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
         let node = here.host.clone();
-        let found = examination.run(here);
+        let found = examine_host(setup, host, lasting, &transfer, here);
         if let Err(NoWay { failure, .. }) = &found
             && matches!(failure.exit, Exit::Signal(_))
         {

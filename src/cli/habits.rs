@@ -182,7 +182,7 @@ pub fn translate(
                     done.words.push(OsString::from_vec([bytes, b"=", value.as_bytes()].concat()));
                 }
                 None => {
-                    done.notes.extend(words.peek().filter(|_| word == "--json").and_then(|next| report(next, &exists)));
+                    done.notes.extend(words.peek().and_then(|next| not_taken(&word, next, &exists)));
                     let is_value_next = wrong::takes_next(command, &word);
                     done.words.push(word);
                     if is_value_next {
@@ -267,11 +267,17 @@ fn joined_sync(word: &[u8], exists: &impl Fn(&OsStr) -> bool) -> Option<String> 
     (are_flags && !is_file).then(|| format!("{word}: did you mean {front} --sync? see --help"))
 }
 
-/// Returns a note about the word after `--json`, if it is probably meant as the file of the report.
-fn report(word: &OsStr, exists: &impl Fn(&OsStr) -> bool) -> Option<String> {
-    let name = escaped(word);
-    let is_meant = name.ends_with(".json") && !name.contains(':') && !exists(word);
-    is_meant.then(|| format!("{name} is taken as SRC or DST; a file for the report is --json={name}"))
+/// Returns a note about the word after an option that takes a file only with `=`, if the word is probably meant as that
+/// file.
+fn not_taken(option: &OsStr, word: &OsStr, exists: &impl Fn(&OsStr) -> bool) -> Option<String> {
+    let (option, name) = (option.to_str()?, escaped(word));
+    let (what, is_meant) = match option {
+        "--json" => ("report", name.ends_with(".json") && !name.contains(':')),
+        "--digest-cache" => ("digests", name.starts_with('/')),
+        _ => return None,
+    };
+    let is_meant = is_meant && !exists(word);
+    is_meant.then(|| format!("{name} is taken as SRC or DST; a file for the {what} is {option}={name}"))
 }
 
 /// Options that take the next word as their value even if it begins with a hyphen, as with rsync.

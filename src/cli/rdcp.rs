@@ -5,8 +5,7 @@ use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -36,6 +35,7 @@ use crate::job::plan::{Plan, Spec};
 use crate::job::progress::{Ended, HostEnded};
 use crate::job::targets::failed::FailedHosts;
 use crate::job::targets::{expand, is_list};
+use crate::job::watch::WatchPlan;
 use crate::options::{Rule, TransferOptions, TreeOptions};
 use crate::tree::Only;
 use crate::tree::manifest::write::{Form, Target};
@@ -575,6 +575,9 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
     if sources.len() > 1 && arguments.no_target_directory {
         return Err(usage("-T takes only one SRC"));
     }
+    if arguments.target_directory.is_some() && sources.contains(&Spec::Standard) && destination != Spec::Standard {
+        return Err(usage("standard input has no name, so it cannot go into the directory of -t; name a file as DST"));
+    }
     if sources.contains(&Spec::Standard) && sources.len() > 1 {
         return Err(usage("standard input (-) cannot be one of several SRC"));
     }
@@ -666,8 +669,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
     if destination == Spec::Standard {
         standard::guard_terminal(true);
     }
-    let watched_by = setup.clone();
-    let is_one_system = arguments.tree.one_file_system;
+    let (watched_by, tree) = (setup.clone(), arguments.tree.clone());
     let mut plan = Plan {
         manifests,
         reports,
@@ -790,5 +792,6 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
             say("waiting for changes; press ^C to stop");
         }
     };
-    watch::run(&watched_by, &sources, &written, is_one_system, say, waiting, copy)
+    let watched = WatchPlan { sources: &sources, only: selected.as_ref(), tree: &tree };
+    watch::run(&watched_by, &watched, &written, say, waiting, copy)
 }

@@ -16,6 +16,8 @@ mod trace;
 use std::cell::RefCell;
 use std::io::{ErrorKind, IsTerminal};
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -167,7 +169,8 @@ pub(crate) struct Console<'a> {
     remarks: &'a RefCell<Remarks>,
 }
 
-/// Remarks of a copy and of the one before it, each kept up to a limit: `--watch` does not repeat them with every copy.
+/// Remarks and failures of a copy and of the one before it, each kept up to a limit: `--watch` does not repeat them with
+/// every copy.
 #[derive(Default)]
 pub(crate) struct Remarks {
     before: Vec<String>,
@@ -216,7 +219,9 @@ impl job::Observer for Console<'_> {
 
     fn complain(&mut self, line: &str) {
         self.reporter.happened(Weight::Failed, line);
-        self.terminal.area.complain(line);
+        if self.remarks.borrow_mut().is_new(line) || self.reporter.options.is_verbose() {
+            self.terminal.area.complain(line);
+        }
     }
 
     fn show_hosts(&mut self, hosts: &[HostShown], made: u64, is_all: bool, elapsed: Duration) {
@@ -376,6 +381,8 @@ pub struct Reporter<'a> {
     /// The files of `--report` and `--trace`, without their names until the run has ended.
     page: Option<Prepared>,
     trace: Option<Prepared>,
+    /// Whether [`Reporter::begin`] was called: the places of the reports are allowed.
+    has_begun: AtomicBool,
 }
 
 impl<'a> Reporter<'a> {
@@ -410,15 +417,18 @@ impl<'a> Reporter<'a> {
             _ if is_on_output => (standard::output().map(Sink::stream), standard::OUTPUT.to_owned()),
             (Some(path), _) => (Sink::open(path, command == "rdcp", kept), escaped(path.as_os_str())),
             (None, Some(number)) => (standard::given(number).map(Sink::stream), format!("--json-fd {number}")),
-            (None, None) => return Ok(Self { options, sink: None, record, page, trace }),
+            (None, None) => {
+                return Ok(Self { options, sink: None, record, page, trace, has_begun: AtomicBool::new(false) });
+            }
         };
         let sink = opened.map_err(|error| unreportable(Exit::Usage, REPORT, &name, &error))?;
-        Ok(Self { options, sink: Some((sink, name)), record, page, trace })
+        Ok(Self { options, sink: Some((sink, name)), record, page, trace, has_begun: AtomicBool::new(false) })
     }
 
     /// Must be called once it is sure that the command is not refused. Until then, `rdcp` does not touch an existing
     /// file of `--json`, which may be part of the copy.
     pub(crate) fn begin(&self) {
+        self.has_begun.store(true, Relaxed);
         // A failure to write shows again at the end, and is reported then.
         let _ = self.sink.as_ref().map_or(Ok(()), |(sink, _)| sink.begin());
     }
@@ -469,22 +479,35 @@ impl<'a> Reporter<'a> {
     ) -> Result<(), Failure> {
         // Nothing was done that could be reported, and the place of a report may be what is not allowed. The exit code
         // does not say that: a command of a pipeline may exit with 1 as well.
-        let is_refused = end.result().failure.as_ref().is_some_and(|failure| failure.code == Exit::Usage.name());
+        let is_usage = end.result().failure.as_ref().is_some_and(|failure| failure.code == Exit::Usage.name());
+        let is_refused = is_usage && !self.has_begun.load(Relaxed);
         let is_left = is_refused && self.sink.as_ref().is_some_and(|(sink, _)| sink.leave());
-        let event = json::Event::End(end);
-        let told = if is_left { Ok(()) } else { self.last(&event) };
-        let json::Event::End(end) = &event else { return told };
-        let Some(record) = &self.record else { return told };
-        let record = crate::locked(record);
-        if is_refused && (is_left || self.sink.is_none()) {
-            return told;
+        let written = if is_refused { Ok(()) } else { self.publish(&end, figures, copied) };
+        // The last event has the exit code of the command.
+        let mut end = end;
+        if end.result().failure.is_none()
+            && let Err(failure) = &written
+        {
+            let result = json::Result::new(Some(failure));
+            match &mut end {
+                json::End::Transfer(transfer) => transfer.result = result,
+                json::End::Pipeline(pipeline) => pipeline.result = result,
+            }
         }
+        let told = if is_left { Ok(()) } else { self.last(&json::Event::End(end)) };
+        written.and(told)
+    }
+
+    /// Publishes the files of `--report` and `--trace`.
+    fn publish(&self, end: &json::End<'_>, figures: Option<&Figures>, copied: Option<&Copied>) -> Result<(), Failure> {
+        let Some(record) = &self.record else { return Ok(()) };
+        let record = crate::locked(record);
         let came_to = CameTo { end, figures, copied };
         let page = |file| published(file, REPORT, &page::render(&record, came_to));
         let written = self.page.as_ref().map_or(Ok(()), page);
         let trace = |file| published(file, TRACE, &trace::render(&record, &super::log::kept(), end.result().exit));
         let traced = self.trace.as_ref().map_or(Ok(()), trace);
-        told.and(written).and(traced)
+        written.and(traced)
     }
 
     /// Reports the last event.

@@ -14,9 +14,9 @@ use crate::fault::{Exit, Failure, escaped};
 use crate::fs::{canonical, directory_of};
 use crate::job::Setup;
 use crate::job::plan::Spec;
-use crate::job::watch::SourceWatch;
+use crate::job::watch::{SourceWatch, WatchPlan};
 use crate::tree::Only;
-use crate::tree::watch::{Touched, bound};
+use crate::tree::watch::{Touched, bound, watched_below};
 
 /// Pauses in seconds before another attempt after a loss. The last one is used from then on.
 const PAUSES: [u64; 6] = [1, 2, 5, 10, 30, 60];
@@ -24,45 +24,60 @@ const PAUSES: [u64; 6] = [1, 2, 5, 10, 30, 60];
 /// How long no room for a watch is waited for: longer than an agent that was cut off keeps its watch.
 const SHORT_MAX: Duration = Duration::from_secs(20 * 60);
 
+/// How long after a comparison of everything the next change leads to another one, if entries could not be copied.
+const FAILED_AGAIN: Duration = Duration::from_secs(10 * 60);
+
 /// How long a single wait lasts before it is repeated.
 const LONG: Duration = Duration::from_secs(3600);
 
 /// Copies again and again, until a signal arrives or a failure that no later copy can repair. `copy` makes one copy, of
 /// everything or of the entries of some directories, and handles signals meanwhile. `say` prints lines for a person.
 /// `waiting` is called before waiting for changes. The files `written` with each copy must not be in a watched
-/// directory. `is_one_system`: other file systems than that of each source are not copied.
+/// directory.
 ///
 /// # Errors
 ///
 /// Exit 5 if a source cannot be watched at the start; otherwise the failure of the last copy, or the signal.
 pub(super) fn run(
     setup: &Setup,
-    sources: &[Spec],
+    plan: &WatchPlan<'_>,
     written: &[PathBuf],
-    is_one_system: bool,
     say: impl Fn(&str),
     waiting: impl Fn(),
     mut copy: impl FnMut(Option<Only>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    check(sources, written)?;
-    let start = || SourceWatch::start(setup.clone(), sources, is_one_system, &say);
+    check(plan, written)?;
+    let start = || SourceWatch::start(setup.clone(), plan, &say);
     let mut watch = start()?;
     // A failure is not reported again until a copy has been made, or another failure has been reported.
     let (mut touched, mut has_copied, mut lost, mut said) = (None, false, 0, None);
     let (mut is_watched, mut short_since) = (true, None);
+    // Whether entries could not be copied since everything was compared last, and what was said of them.
+    let (mut lacks, mut lacking, mut compared_at) = (false, None::<String>, Instant::now());
     loop {
+        if lacks && compared_at.elapsed() >= FAILED_AGAIN {
+            touched = None;
+        }
+        let is_whole = touched.is_none();
         let copied = copy(touched.replace(BTreeSet::new()).map(entries_of));
         watch.forget_stops();
+        if is_whole {
+            (lacks, compared_at) = (false, Instant::now());
+        }
         let mut failure = match copied {
             Err(failure) if is_loss(&failure) && has_copied => Some(failure),
-            // The message names what failed. The next change makes another attempt.
+            // The message names what failed. The next change beside it makes another attempt, and any after a while.
             Err(failure) if failure.exit == Exit::Partial || has_copied && is_told_entry(&failure) => {
-                touched = None;
-                tell(failure.message.as_deref());
+                if let Some(line) = failure.message.filter(|line| lacking.as_ref() != Some(line)) {
+                    tell(Some(&line));
+                    lacking = Some(line);
+                }
+                lacks = true;
                 None
             }
             done => {
                 done?;
+                lacking = None;
                 None
             }
         };
@@ -108,7 +123,7 @@ pub(super) fn run(
 /// Returns what a line says besides how much is kept, which differs with each attempt.
 fn cause_of(line: &str) -> &str {
     let is_of_rest = |&(at, _): &(usize, &str)| {
-        [" kept in ", " is kept there, ", " incomplete (written in place), "]
+        [" kept in ", " are kept, run again", " may have kept", " incomplete (written in place), "]
             .iter()
             .any(|words| line[at..].contains(words))
     };
@@ -129,7 +144,7 @@ fn tell(message: Option<&str>) {
 }
 
 /// Waits for a change, and takes all other changes that have arrived by then. Returns the failure if a host or source
-/// was lost.
+/// was lost, or if there was no room to watch everything anew.
 fn gather(watch: &mut SourceWatch, touched: &mut Touched) -> Result<Option<Failure>, Failure> {
     let mut has_changed = false;
     watch.ask();
@@ -145,7 +160,7 @@ fn gather(watch: &mut SourceWatch, touched: &mut Touched) -> Result<Option<Failu
             }
             Ok(None) if has_changed => return Ok(None),
             Ok(None) => {}
-            Err(failure) if is_loss(&failure) => return Ok(Some(failure)),
+            Err(failure) if is_loss(&failure) || is_shortage(&failure) => return Ok(Some(failure)),
             Err(failure) => return Err(failure),
         }
     }
@@ -189,13 +204,16 @@ fn entries_of(directories: BTreeSet<Vec<u8>>) -> Only {
 }
 
 /// Refuses sources that cannot be watched, and written files that lie in a source.
-fn check(sources: &[Spec], written: &[PathBuf]) -> Result<(), Failure> {
+fn check(plan: &WatchPlan<'_>, written: &[PathBuf]) -> Result<(), Failure> {
     let usage = |line: String| Err(Exit::Usage.with(line));
-    if sources.contains(&Spec::Standard) {
+    if plan.sources.contains(&Spec::Standard) {
         return usage("--watch: SRC cannot be standard input, which does not change".to_owned());
     }
-    let paths =
-        sources.iter().filter(|source| matches!(source, Spec::Here(_))).map(|source| PathBuf::from(source.path()));
+    let here = plan.sources.iter().filter(|source| matches!(source, Spec::Here(_)));
+    let paths = here.map(|source| PathBuf::from(source.path())).flat_map(|path| match plan.only() {
+        Some(only) => only.paths.iter().map(|listed| path.join(watched_below(&path, listed))).collect(),
+        None => vec![path],
+    });
     let directories: Vec<_> = paths.filter_map(|path| canonical(&path).ok()).filter(|path| path.is_dir()).collect();
     // The path `-` is standard output.
     for file in written.iter().filter(|file| file.as_os_str() != "-") {
@@ -213,6 +231,14 @@ fn check(sources: &[Spec], written: &[PathBuf]) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::watch::tests::without_room;
+    use crate::options::TreeOptions;
+
+    #[test]
+    fn room_that_is_lacking_for_a_renewed_watch_is_waited_for() {
+        let failure = gather(&mut without_room(), &mut None).expect("it may come back").expect("no room");
+        assert!(is_shortage(&failure), "{failure:?}");
+    }
 
     #[test]
     fn only_a_source_that_has_gone_may_come_back() {
@@ -243,6 +269,11 @@ mod tests {
         let cause = line("43 MiB kept in h:.1.rd-part, make room and run again to resume");
         assert_eq!(cause_of(&cause), "cannot write h:to: No space left on device");
         assert_eq!(cause_of(&cause), cause_of(&line("nothing usable kept in h:.1.rd-part, run again, or remove it")));
+        for kept in
+            ["files received in full are kept, run again to resume", "run again to resume from what h may have kept"]
+        {
+            assert_eq!(cause_of(&line(kept)), cause_of(&cause));
+        }
         let in_place =
             |others: &str| line(&format!("a/b{others} incomplete (written in place), run again to complete it"));
         assert_eq!(cause_of(&in_place(" is")), cause_of(&in_place(" and 3 more are")));
@@ -257,9 +288,15 @@ mod tests {
 
     #[test]
     fn a_file_that_each_copy_writes_must_not_be_in_src() {
-        let refused = |file: &str| check(&[Spec::Here(".".into())], &[PathBuf::from(file)]).is_err();
-        assert!(refused("log") && refused("src/log") && !refused("/log"));
-        assert!(!refused("-"), "standard output is no file");
+        let refused = |only: Option<&Only>, file: &str| {
+            let plan = WatchPlan { sources: &[Spec::Here("./".into())], only, tree: &TreeOptions::default() };
+            check(&plan, &[PathBuf::from(file)]).is_err()
+        };
+        assert!(refused(None, "log") && refused(None, "src/log") && !refused(None, "/log"));
+        assert!(!refused(None, "-"), "standard output is no file");
+        // With -R, SRC is what is listed, and not where its path begins.
+        let only = Only { paths: vec![b"src/cli".to_vec().into()], ..Only::default() };
+        assert!(refused(Some(&only), "src/cli/log") && !refused(Some(&only), "src/log"));
     }
 
     #[test]

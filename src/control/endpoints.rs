@@ -17,21 +17,6 @@ pub const ENDPOINTS_MAX: usize = 32;
 const LISTED_MAX: usize = 8;
 
 impl Endpoint {
-    /// Returns the subnet's address: the endpoint's address without its host part. `None` if the bytes are not an
-    /// address.
-    pub fn subnet(&self) -> Option<IpAddr> {
-        Some(match self.socket_address()?.ip() {
-            IpAddr::V4(v4) => {
-                let mask = u32::MAX.checked_shl(32_u32.saturating_sub(self.prefix_bits.into())).unwrap_or(0);
-                Ipv4Addr::from(u32::from(v4) & mask).into()
-            }
-            IpAddr::V6(v6) => {
-                let mask = u128::MAX.checked_shl(128_u32.saturating_sub(self.prefix_bits.into())).unwrap_or(0);
-                Ipv6Addr::from(u128::from(v6) & mask).into()
-            }
-        })
-    }
-
     /// Returns the endpoint's address. `None` if the bytes are not an address.
     pub fn socket_address(&self) -> Option<SocketAddr> {
         let ip = match self.address.len() {

@@ -32,7 +32,7 @@ pub use stage::{
 };
 pub use tree::{
     FOUND_MAX, Found, KEPT_PATH_BYTES_MAX, Kept, Kind, MANIFEST_PIECE_BYTES, MANIFEST_WINDOW, PROGRESS_NAME_BYTES_MAX,
-    Place, Placed, RULE_OVERHEAD_BYTES, RULES_BYTES_MAX, Spot, TreeProgress,
+    Place, Placed, RULE_OVERHEAD_BYTES, RULES_BYTES_MAX, SOURCES_BYTES_MAX, Sources, Spot, TreeProgress,
 };
 
 use minicbor::{Decode, Decoder, Encode};
@@ -40,7 +40,7 @@ use rd_proto::session::Notice;
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
 use crate::engine::Waits;
-use crate::options::{TransferOptions, TreeOptions};
+use crate::options::{Followed, Rules, TransferOptions, TreeOptions};
 use crate::tree::Root;
 use crate::tree::entries::Entry;
 use crate::tree::proof::Expected;
@@ -65,7 +65,7 @@ const PROGRESS: u64 = 15;
 
 /// Major version of this protocol. Ends of the same major understand each other. Raised whenever an end of the previous
 /// build could not read what is sent, or must not ignore it.
-pub const MAJOR: u32 = 3;
+pub const MAJOR: u32 = 4;
 
 /// Minor version of this protocol, raised whenever messages or fields are added that the other end may ignore.
 pub const MINOR: u32 = 0;
@@ -318,6 +318,26 @@ pub struct Endpoint {
     pub interface: Option<u8>,
 }
 
+/// What a host is asked to watch.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct Watch {
+    /// Paths and patterns, given as the user wrote them.
+    #[n(0)]
+    pub paths: Vec<minicbor::bytes::ByteVec>,
+    /// Whether only what is on the same file system as each path is watched.
+    #[n(1)]
+    pub is_one_system: bool,
+    /// If there are any, only these paths below the paths are watched, as they are. They may be missing.
+    #[n(2)]
+    pub only: Vec<minicbor::bytes::ByteVec>,
+    /// What these rules leave out need not be watched.
+    #[n(3)]
+    pub rules: Rules,
+    /// A digest cache whose changes are not told, besides the usual one.
+    #[n(4)]
+    pub digest_cache: Option<minicbor::bytes::ByteVec>,
+}
+
 /// A message. The numbers of messages and fields are part of the format.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub enum Message {
@@ -330,9 +350,9 @@ pub enum Message {
         /// Paths and patterns.
         #[n(0)]
         patterns: Vec<minicbor::bytes::ByteVec>,
-        /// Whether a symbolic link is copied as a link instead of being followed (`-r`).
+        /// Which symbolic links among the sources stand for what they lead to.
         #[n(1)]
-        links: bool,
+        links: Followed,
     },
     /// Sources, at most [`FOUND_MAX`] of them. FOUND_ALL follows the last of these messages.
     #[n(2)]
@@ -501,6 +521,13 @@ pub enum Message {
     /// One MANIFEST message has been taken.
     #[n(37)]
     ManifestTaken,
+    /// Sources and names for the host's next BEGIN, which has none of its own because they do not fit into one message.
+    /// A host takes up to [`SOURCES_BYTES_MAX`] of them. The answer is SOURCES_TAKEN or FAILED.
+    #[n(38)]
+    Sources(#[n(0)] Sources),
+    /// One SOURCES message has been taken.
+    #[n(39)]
+    SourcesTaken,
     /// Asks for facts about the host of this end.
     #[n(40)]
     Examine,
@@ -573,10 +600,10 @@ pub enum Message {
     /// The node's own tree holds up the others: it must take no more of the stream.
     #[n(58)]
     BroadcastLeave,
-    /// Watches these paths, after expanding patterns; with `true` only what is on the same file system as each path. The
-    /// answer is WATCHED; FAILED may come instead or at any later time.
+    /// Watches these paths, after expanding patterns. The answer is WATCHED; FAILED may come instead or at any later
+    /// time.
     #[n(60)]
-    Watch(#[n(0)] Vec<minicbor::bytes::ByteVec>, #[n(1)] bool),
+    Watch(#[n(0)] Watch),
     /// From now on no change is missed.
     #[n(61)]
     Watched,

@@ -237,9 +237,9 @@ pub struct Process {
     is_asked: bool,
 }
 
-/// Waits until a child has ended, for `limit` at most. Fails before Linux 5.3.
-fn await_end(child: &Child, limit: Duration) -> Result<(), Errno> {
-    let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
+/// Waits until a process has ended, for `limit` at most. Fails before Linux 5.3.
+pub(super) fn await_end(process: Pid, limit: Duration) -> Result<(), Errno> {
+    let process = pidfd_open(process, PidfdFlags::empty())?;
     let limit = Timespec::try_from(limit).map_err(|_| Errno::INVAL)?;
     poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)).map(drop)
 }
@@ -269,7 +269,7 @@ impl Process {
                 return None;
             }
             // Once only: while somebody traces a process that has ended, its status is not there yet.
-            if std::mem::replace(&mut is_awaited, true) || await_end(&self.child, left).is_err() {
+            if std::mem::replace(&mut is_awaited, true) || await_end(Pid::from_child(&self.child), left).is_err() {
                 std::thread::sleep(Duration::from_millis(2));
             }
         }

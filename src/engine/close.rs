@@ -13,8 +13,9 @@ use crate::transport::LaneEvent;
 /// How long the engine waits for its lanes to close.
 const CLOSE_WAIT: Duration = Duration::from_secs(1);
 
-/// How long the sink of a tree may take to remove what has not been published.
-const DISCARD_WAIT: Duration = Duration::from_secs(2);
+/// How long the sink of a tree may take to remove what has not been published. Longer than a caller waits after a
+/// signal (`job::STOP_MAX`): if an end has reported by then, the caller knows what that end keeps.
+const DISCARD_WAIT: Duration = Duration::from_millis(2600);
 
 /// Why a link counts as lost even though lanes come up.
 pub(super) const NOTHING_LARGE: &str = "connections come up, but large packets do not get through, as when part of the network \

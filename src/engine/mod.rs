@@ -372,7 +372,7 @@ impl Engine {
                 let encrypt = self.encrypt_now();
                 let _ = self.jobs.send(Job::Seal(buffer, part, encrypt));
             }
-            Event::Sealed(buffer, header) => self.handle_sealed(buffer, &header, now),
+            Event::Sealed(buffer, header) => self.handle_sealed(buffer, &header),
             Event::Unfilled(buffer) => {
                 let id = self.keep(buffer);
                 if let Half::Send { machine, .. } = &mut self.half {
@@ -469,31 +469,11 @@ impl Engine {
         core.agreed().seal(core.path().unwrap_or(Path::Tcp))
     }
 
-    fn handle_sealed(&mut self, mut buffer: Buffer, header: &ChunkHeader, now: Duration) {
-        let was_unread = buffer.is_unread();
+    fn handle_sealed(&mut self, mut buffer: Buffer, header: &ChunkHeader) {
         buffer.set_unread(false);
         let id = self.keep(buffer);
-        let Half::Send { machine, .. } = &mut self.half else { return };
-        if (was_unread || !machine.is_resealing(id)) && !self.note_read(header.plain_bytes as usize, now) {
-            return;
-        }
         if let Half::Send { machine, .. } = &mut self.half {
             machine.handle_sealed(id, header);
-        }
-    }
-
-    /// Records that a part of the source has been read. Returns false if the source has changed in the meantime.
-    fn note_read(&mut self, bytes: usize, now: Duration) -> bool {
-        let (Half::Send { machine, .. }, Some(Parts::File(source))) = (&mut self.half, &self.shared.source) else {
-            return true;
-        };
-        // Checked before the part is passed on: either all parts are of one state of the file, or nothing is published.
-        match source.note_read(bytes) {
-            Ok(()) => true,
-            Err(fact) => {
-                machine.abort(Cause::Source(fact), now);
-                false
-            }
         }
     }
 

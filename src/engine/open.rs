@@ -87,7 +87,10 @@ pub fn open(
     listening: Option<&Arc<Mutex<Registry>>>,
     post: &Post<Event>,
 ) -> Result<Opened, Obstacle> {
-    let (mut opened, adapters) = map(agreed, options.buffers(agreed.chunk_bytes, available_bytes(Path::new("/"))))?;
+    // To find it takes many files to read. It counts only where the pool may grow and the user has set no limit.
+    let is_asked = options.shares_memory() && !agreed.try_rdma;
+    let available = if is_asked { available_bytes(Path::new("/")) } else { None };
+    let (mut opened, adapters) = map(agreed, options.buffers(agreed.chunk_bytes, available))?;
     let Established { session, secret, .. } = established;
     // The loop does not run yet. If the peer has filled its channel by further lanes, waiting for room would never end.
     let tell = |event| match post.try_send(event) {

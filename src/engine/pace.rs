@@ -73,7 +73,7 @@ impl Engine {
         }
         let buffer = self.take(id);
         let Some((buffer, header)) = work::encrypt(&self.shared, &self.jobs, buffer) else { return false };
-        self.handle_sealed(buffer, &header, self.now());
+        self.handle_sealed(buffer, &header);
         true
     }
 }

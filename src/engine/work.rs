@@ -357,7 +357,7 @@ impl Worker {
             }
         };
         match shared.reading.during(|| source.read(&part, buffer.payload_mut(), &shared.tally)) {
-            Ok(None) => Some(self.pace_and_seal(buffer, &part, encrypt)),
+            Ok(None) => Some(self.take_part(source, buffer, &part, encrypt)),
             Ok(Some(cold)) => self.defer(buffer, cold, Place::File(part), encrypt),
             Err(fact) => Some(Event::SourceFailed(buffer, fact)),
         }
@@ -385,7 +385,7 @@ impl Worker {
         let (target, tally) = (buffer.payload_mut(), &shared.tally);
         match (place, shared.source.as_ref().expect("it was read")) {
             (Place::File(part), Parts::File(source)) => match source.finish(&cold, outcome, target, tally) {
-                Ok(()) => Some(self.pace_and_seal(buffer, &part, encrypt)),
+                Ok(()) => Some(self.take_part(source, buffer, &part, encrypt)),
                 Err(fact) => Some(Event::SourceFailed(buffer, fact)),
             },
             (Place::Tree(range), Parts::Tree(source)) => match source.settle(&range, &cold, outcome, target, tally) {
@@ -393,6 +393,15 @@ impl Worker {
                 None => self.read(buffer, encrypt),
             },
             _ => unreachable!("a transfer has one source"),
+        }
+    }
+
+    /// Seals a part of a file that has just been read, unless the file has changed in the meantime.
+    fn take_part(&mut self, source: &FileSource, buffer: Buffer, part: &Part, encrypt: bool) -> Event {
+        // Checked before the part is passed on: either all parts are of one state of the file, or nothing is published.
+        match source.note_read(part.length) {
+            Ok(()) => self.pace_and_seal(buffer, part, encrypt),
+            Err(fact) => Event::SourceFailed(buffer, fact),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::os::fd::AsFd;
-use std::sync::Mutex;
+use std::sync::OnceLock;
 
 use rustix::fs::{SeekFrom, Stat, fstat, seek};
 use rustix::io::Errno;
@@ -71,20 +71,16 @@ pub(crate) fn data_in(bytes: &[u8], unit_bytes: usize) -> impl Iterator<Item = R
     })
 }
 
-/// Returns the digest of `length` zeros. The last result is kept, since nearly all blocks of a file have one length.
+/// Returns the digest of `length` zeros. That of each power of two is computed only once, since all blocks of a file but
+/// the last have such a length.
 pub(crate) fn hash_of_zeros(length: u64) -> [u8; 16] {
-    static LAST: Mutex<Option<(u64, [u8; 16])>> = Mutex::new(None);
-    let mut last = crate::locked(&LAST);
-    if let Some((of, digest)) = *last
-        && of == length
-    {
-        return digest;
-    }
-    let mut hasher = blake3::Hasher::new();
-    std::io::copy(&mut std::io::Read::take(std::io::repeat(0), length), &mut hasher).expect("it takes all");
-    let digest = hash16(&hasher.finalize());
-    *last = Some((length, digest));
-    digest
+    static OF_POWERS: [OnceLock<[u8; 16]>; 64] = [const { OnceLock::new() }; 64];
+    let hash = || {
+        let mut hasher = blake3::Hasher::new();
+        std::io::copy(&mut std::io::Read::take(std::io::repeat(0), length), &mut hasher).expect("it takes all");
+        hash16(&hasher.finalize())
+    };
+    if length.is_power_of_two() { *OF_POWERS[length.trailing_zeros() as usize].get_or_init(hash) } else { hash() }
 }
 
 #[cfg(test)]

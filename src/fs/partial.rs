@@ -339,13 +339,26 @@ fn keeps_modes(directory: BorrowedFd<'_>) -> Result<bool, Errno> {
 }
 
 /// Marks a copy's directory that has no mark, where others may rename entries, so that the next copy goes on with it.
-pub(crate) fn mark_tree(parent: impl AsFd, tree: &OwnedFd) {
+fn mark_tree(parent: BorrowedFd<'_>, tree: &OwnedFd) {
     if let Ok(stat) = fstat(tree)
         && stat.st_mode & 0o1777 != 0o1700
-        && is_shared(parent.as_fd()) == Ok(true)
+        && is_shared(parent) == Ok(true)
     {
         let _ = rustix::fs::fchmod(tree, Mode::from_raw_mode(stat.st_mode & 0o6000 | 0o1700));
     }
+}
+
+/// Gives a copy's directory that could not be published the owner and mode with which it was made, so that the next copy
+/// goes on with it. It may have its final ones.
+pub(crate) fn take_back_tree(parent: impl AsFd, tree: &OwnedFd) {
+    let (Ok(stat), user) = (fstat(tree), rustix::process::geteuid()) else { return };
+    if stat.st_uid != user.as_raw() {
+        let _ = rustix::fs::fchown(tree, Some(user), None);
+    }
+    if stat.st_mode & 0o777 != 0o700 {
+        let _ = rustix::fs::fchmod(tree, Mode::from_raw_mode(stat.st_mode & 0o6000 | 0o700));
+    }
+    mark_tree(parent.as_fd(), tree);
 }
 
 /// Takes the mark from a copy's directory that still has the mode with which it was made.

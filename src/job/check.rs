@@ -17,15 +17,6 @@ use crate::job::hop::Side;
 use crate::options::TransferOptions;
 use crate::tree::stats::TreeFigures;
 
-/// Parameters of a comparison.
-pub(crate) struct Check<'a> {
-    /// Host of the directory; empty for this host.
-    pub(crate) host: &'a OsStr,
-    pub(crate) directory: Vec<u8>,
-    /// Whether data in the page cache may be compared instead of data read from the disk.
-    pub(crate) is_cached: bool,
-}
-
 /// What stopped a comparison.
 pub(crate) enum Stopped {
     /// The manifest is invalid or cannot be read, for this reason.
@@ -40,47 +31,48 @@ impl From<Failure> for Stopped {
     }
 }
 
-impl Check<'_> {
-    /// Makes the comparison. `take` receives the differences.
-    ///
-    /// # Errors
-    ///
-    /// Fails with the reason if not everything was compared.
-    pub(crate) fn run(
-        self,
-        setup: Setup,
-        manifest: impl Read + Send + 'static,
-        take: TakeEntries,
-    ) -> Result<TreeFigures, Stopped> {
-        let mut job = Job::new(setup, false)?;
-        let host = job.host(self.host)?;
-        job.greet()?;
-        job.take_entries(take)?;
-        let check = frames::Job::Check { directory: self.directory, is_cached: self.is_cached };
-        let hop = job.copy_within(host, check, &TransferOptions::default());
-        let permits = read(manifest, job.post.clone())?;
-        let mut in_flight = 0;
-        while let Some(update) = job.next_of(hop) {
-            match update {
-                Update::Host(HERE, piece @ Message::Manifest(_)) => {
-                    in_flight += 1;
-                    job.send_end(hop, Side::From, &piece);
-                }
-                Update::Host(HERE, Message::Failed(fault)) => return Err(Stopped::Manifest(fault.detail)),
-                Update::End(_, _, Message::ManifestTaken) if in_flight > 0 => {
-                    in_flight -= 1;
-                    // Fails only once the whole manifest has been read.
-                    let _ = permits.send(());
-                }
-                update => job.check(update)?,
+/// Compares a directory with a manifest. `host` is that of the directory, empty for this host; `take` receives the
+/// differences. With `is_cached`, data in the page cache may be compared instead of data read from the disk.
+///
+/// # Errors
+///
+/// Fails with the reason if not everything was compared.
+pub(crate) fn compare(
+    setup: Setup,
+    host: &OsStr,
+    directory: Vec<u8>,
+    is_cached: bool,
+    manifest: impl Read + Send + 'static,
+    take: TakeEntries,
+) -> Result<TreeFigures, Stopped> {
+    let mut job = Job::new(setup, false)?;
+    let host = job.host(host)?;
+    job.greet()?;
+    job.take_entries(take)?;
+    let check = frames::Job::Check { directory, is_cached };
+    let hop = job.copy_within(host, check, &TransferOptions::default());
+    let permits = read(manifest, job.post.clone())?;
+    let mut in_flight = 0;
+    while let Some(update) = job.next_of(hop) {
+        match update {
+            Update::Host(HERE, piece @ Message::Manifest(_)) => {
+                in_flight += 1;
+                job.send_end(hop, Side::From, &piece);
             }
+            Update::Host(HERE, Message::Failed(fault)) => return Err(Stopped::Manifest(fault.detail)),
+            Update::End(_, _, Message::ManifestTaken) if in_flight > 0 => {
+                in_flight -= 1;
+                // Fails only once the whole manifest has been read.
+                let _ = permits.send(());
+            }
+            update => job.check(update)?,
         }
-        let report = job.hops[hop].report(Side::From).cloned().ok_or_else(|| job.lost(host))?;
-        match &report.fault {
-            Some(fault) if fault.exit == Exit::Source.code() => Err(Stopped::Manifest(fault.detail.clone())),
-            Some(fault) => Err(job.failure(host, fault).into()),
-            None => Ok(report.tree),
-        }
+    }
+    let report = job.hops[hop].report(Side::From).cloned().ok_or_else(|| job.lost(host))?;
+    match &report.fault {
+        Some(fault) if fault.exit == Exit::Source.code() => Err(Stopped::Manifest(fault.detail.clone())),
+        Some(fault) => Err(job.failure(host, fault).into()),
+        None => Ok(report.tree),
     }
 }
 

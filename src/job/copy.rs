@@ -17,14 +17,14 @@ use super::{HERE, Job, Update, name_at};
 use crate::agent::place::{final_name, target};
 
 use crate::control::frames::{
-    self, Fault, Found, Kept, Kind, MESSAGE_BYTES_MAX, Message, Placed, RULES_BYTES_MAX, Report,
+    self, Fault, Found, Kept, Kind, MESSAGE_BYTES_MAX, Message, Placed, RULES_BYTES_MAX, Report, Sources,
 };
 use crate::engine::{Figures, SessionEvent};
 use crate::fault::{Exit, Failure, escaped};
 use crate::options::{Session, TreeOptions};
 use crate::tree::progress::Amount;
 use crate::tree::stats::TreeFigures;
-use crate::tree::{KEEPS_SPARED, NOT_PRUNED, Only, Root};
+use crate::tree::{KEEPS_SPARED, NOT_PRUNED, Root};
 
 pub(super) mod broadcast;
 mod interrupt;
@@ -34,8 +34,8 @@ mod progress;
 
 use progress::Progress;
 
-const NO_DELETE_AFTER: &str = "--delete-after (also --find-moves with --delete) does not support several hosts or so \
-     long a list; copy one at a time, or use --delete";
+const NO_DELETE_AFTER: &str = "--delete-after (also --find-moves with --delete) does not support SRC on several hosts; \
+     copy from one at a time, or use --delete";
 
 /// Beginning of what a receiver says of a directory in which nothing was deleted.
 const NOT_EMPTIED: &str = "was not emptied";
@@ -372,22 +372,17 @@ impl<'a> Copy<'a> {
         self.observer.observe(SessionEvent::Begun { peer, reconnect, size_bytes: None });
     }
 
-    /// Copies all sources. The sources of one host take one session, or a few if their paths do not fit into one
-    /// message or if directories are to be merged.
+    /// Copies all sources. Those of one host that follow each other take one session, because several names of one file
+    /// are recognized only within a session. A stream takes one of its own, and so do the contents of a directory.
     fn copy_all(&mut self, found: &[(usize, Found)], to: usize, placed: Option<&Placed>) -> Result<(), Failure> {
         let (mut rest, mut follows) = (found, false);
-        // A long list takes several sessions.
-        let mut lists = self.plan.only.as_ref().map(|only| only.batches(BATCH_BYTES_MAX / 2)).unwrap_or_default();
         while let Some((from, first)) = rest.first() {
             if let Some(gone) = [*from, to].into_iter().find(|&host| self.job.hosts[host].gone) {
                 return Err(self.job.lost(gone));
             }
             let is_stream = self.is_stream(*from, first, placed);
-            let mut bytes = 0;
-            let some = rest.iter().take_while(|(side, found)| {
-                bytes += message_bytes(found);
-                side == from && bytes <= BATCH_BYTES_MAX && !self.is_read(found) && !found.name.is_empty()
-            });
+            let goes_along = |found: &Found| !self.is_read(found) && !found.name.is_empty();
+            let some = rest.iter().take_while(|(side, found)| side == from && goes_along(found));
             // The contents of a directory are merged with the destination, as the only root of their session.
             let count = if is_stream {
                 1
@@ -397,19 +392,14 @@ impl<'a> Copy<'a> {
                 some.count().max(1)
             };
             let (some, others) = rest.split_at(count);
-            let only = lists.pop_front();
-            if lists.is_empty() {
-                rest = others;
-            }
+            rest = others;
             if self.plan.tree.delete_after && !rest.is_empty() {
                 return Err(Exit::Usage.with(NO_DELETE_AFTER));
             }
             self.progress.begin(!is_stream && placed.is_some(), !rest.is_empty(), self.total.waits);
             self.of_stream = is_stream;
             let mut ended = match placed {
-                Some(placed) if !is_stream => {
-                    self.copy_tree((*from, some, only), to, placed, (follows, rest.is_empty()))
-                }
+                Some(placed) if !is_stream => self.copy_tree((*from, some), to, placed, (follows, rest.is_empty())),
                 placed => self.copy_stream(*from, first, to, placed),
             };
             if let Ok((_, Some(failure))) | Err(failure) = &mut ended {
@@ -463,11 +453,12 @@ impl<'a> Copy<'a> {
     /// Copies files and trees from one host.
     fn copy_tree(
         &mut self,
-        (from, found, only): (usize, &[(usize, Found)], Option<Only>),
+        (from, found): (usize, &[(usize, Found)]),
         to: usize,
         placed: &Placed,
         (follows, is_last): (bool, bool),
     ) -> Result<Outcomes, Failure> {
+        let only = &self.plan.only;
         let mut roots: Vec<_> = found.iter().map(|(_, found)| Root { only: only.clone(), ..root_of(found) }).collect();
         let mut names = names_of(placed, found);
         let root = self.only_root(found);
@@ -497,21 +488,44 @@ impl<'a> Copy<'a> {
         let is_missing = is_dst && placed.is_missing && !settings.sync;
         settings.generations.session = Session { is_dst, is_last, follows, is_missing };
         if from == to {
+            let Sources { roots, names } = self.send_ahead(from, Sources { roots, names })?;
             let job = frames::Job::Copy { roots, directory, names, settings };
             let hop = self.job.copy_within(from, job, self.plan.transfer);
             return self.outcomes(hop, Side::From);
         }
+        // Another run finds the files of a directory that was there.
+        let finds_files = placed.is_there && (settings.sync || settings.may_compare());
+        let Sources { roots, .. } = self.send_ahead(from, Sources { roots, names: Vec::new() })?;
+        let Sources { names, .. } = self.send_ahead(to, Sources { roots: Vec::new(), names })?;
         let send = frames::Job::SendTree { roots, settings: settings.clone() };
         let receive = frames::Job::ReceiveTree { directory, names, settings, expected: None };
         let (figures, mut failure) = self.session([from, to], [send, receive])?;
         if let Some(Failure { exit: Exit::LinkLost, message: Some(line), .. }) = &mut failure
-            && self.kept.is_none()
+            && let Some(hop) = self.hop
             && figures.counters.bytes > 0
+            && !self.plan.dry_run
             && line.contains("lost the link to ")
         {
-            *line += "; the data received is kept there, run again to resume";
+            let received = self.job.hops[hop].report(Side::To);
+            let has_kept = self.kept.is_some();
+            interrupt::explain_loss(line, &self.label(to), received, (is_last, has_kept, finds_files));
         }
         Ok((figures, failure))
+    }
+
+    /// Sends sources and names ahead of a job that has no room for them. Returns those that the job is to have.
+    fn send_ahead(&mut self, host: usize, sources: Sources) -> Result<Sources, Failure> {
+        if sources.bytes() <= BATCH_BYTES_MAX {
+            return Ok(sources);
+        }
+        for part in sources.parts(BATCH_BYTES_MAX) {
+            // Awaited, because the ends have little time to meet once they have their jobs.
+            match self.job.ask(host, Message::Sources(part), ANSWER_MAX)? {
+                Message::SourcesTaken => {}
+                _ => return Err(self.job.unexpected(host)),
+            }
+        }
+        Ok(Sources::default())
     }
 
     /// Returns the failure of a copy that has left entries out.

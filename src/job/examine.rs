@@ -28,41 +28,37 @@ pub(crate) struct NoWay {
     pub(crate) lacks_agent: bool,
 }
 
-/// What to find out about another host.
-pub(crate) struct Examination<'a> {
-    pub(crate) setup: Setup,
-    pub(crate) host: &'a OsStr,
-    /// How long to measure the bandwidth. `None`: no measurement.
-    pub(crate) lasting: Option<Duration>,
-    pub(crate) transfer: &'a TransferOptions,
-}
-
-impl Examination<'_> {
-    /// Examines the host and the way there. `here`: the facts about this host.
-    ///
-    /// # Errors
-    ///
-    /// Fails with the reason if the host could not be asked. Later failures are part of the returned value.
-    pub(crate) fn run(&self, here: Facts) -> Result<Path, NoWay> {
-        let unexamined = |failure| NoWay { failure, lacks_agent: false };
-        let mut job = Job::new(self.setup.clone(), false).map_err(unexamined)?;
-        let there = job.host(self.host).map_err(unexamined)?;
-        if let Err(failure) = job.greet() {
-            return Err(NoWay { lacks_agent: job.remote(there).is_some_and(|remote| remote.lacks_agent), failure });
-        }
-        let answered_after = job.remote(there).map_or(Duration::ZERO, |remote| remote.answered_after);
-        let mut examiner = Examiner { job, ports: self.transfer.port_range.clone() };
-        let path = examiner.examine(there, here, answered_after);
-        path.and_then(|mut path| {
-            if let Some(lasting) = self.lasting {
-                path.speed = Some(examiner.measure(there, lasting, self.transfer)?);
-                let counted = examiner.facts(there)?.counters;
-                path.after = Some([gather::here().counters, counted]);
-            }
-            Ok(path)
-        })
-        .map_err(unexamined)
+/// Examines another host and the way there. `here`: the facts about this host; `lasting`: how long to measure the
+/// bandwidth; `None`: not at all.
+///
+/// # Errors
+///
+/// Fails with the reason if the host could not be asked. Later failures are part of the returned value.
+pub(crate) fn examine_host(
+    setup: Setup,
+    host: &OsStr,
+    lasting: Option<Duration>,
+    transfer: &TransferOptions,
+    here: Facts,
+) -> Result<Path, NoWay> {
+    let unexamined = |failure| NoWay { failure, lacks_agent: false };
+    let mut job = Job::new(setup, false).map_err(unexamined)?;
+    let there = job.host(host).map_err(unexamined)?;
+    if let Err(failure) = job.greet() {
+        return Err(NoWay { lacks_agent: job.remote(there).is_some_and(|remote| remote.lacks_agent), failure });
     }
+    let answered_after = job.remote(there).map_or(Duration::ZERO, |remote| remote.answered_after);
+    let mut examiner = Examiner { job, ports: transfer.port_range.clone() };
+    let path = examiner.examine(there, here, answered_after);
+    path.and_then(|mut path| {
+        if let Some(lasting) = lasting {
+            path.speed = Some(examiner.measure(there, lasting, transfer)?);
+            let counted = examiner.facts(there)?.counters;
+            path.after = Some([gather::here().counters, counted]);
+        }
+        Ok(path)
+    })
+    .map_err(unexamined)
 }
 
 impl Job {

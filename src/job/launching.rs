@@ -143,7 +143,8 @@ struct Running {
 
 /// The state of an agent that has not sent its HELLO.
 struct Beginning {
-    /// When the host last sent something, or took a part of the agent that is sent to it.
+    /// When the host last sent something, or took a part of the agent that is sent to it; in the future while it may
+    /// still be taking the last part.
     heard: Mutex<Instant>,
     /// Why the agent will not begin.
     failed: Mutex<Option<NotBegun>>,
@@ -296,10 +297,11 @@ impl Remote {
         self.running.as_ref().map(|running| running.started.elapsed())
     }
 
-    /// Grants an agent on its way the whole time once more.
-    pub(super) fn await_anew(&self) {
+    /// Grants an agent on its way the whole time once more, after this process was stopped for a time.
+    pub(super) fn await_anew(&self, stopped: Duration) {
         if let Some(running) = &self.running {
-            *crate::locked(&running.beginning.heard) = Instant::now();
+            let mut heard = crate::locked(&running.beginning.heard);
+            *heard = Instant::now().max(*heard + stopped);
         }
     }
 
@@ -342,7 +344,7 @@ impl Remote {
         if self.past_installed || self.choice.otherwise == Otherwise::Fail {
             return Err(failure);
         }
-        if let Err(reason) = Own::read() {
+        if let Err(reason) = Own::find() {
             let has_another = failure.exit == Exit::Protocol;
             return Err(if has_another { failure } else { self.choice.missing(&self.label(), &format!(": {reason}")) });
         }
@@ -529,7 +531,7 @@ impl Remote {
 }
 
 impl Running {
-    /// Returns when the launcher was started, or when sending the agent last made progress.
+    /// Returns when the launcher was started, or when sending the agent last made progress, which may be in the future.
     fn begun(&self) -> Instant {
         self.started.max(*crate::locked(&self.beginning.heard))
     }

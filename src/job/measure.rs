@@ -74,17 +74,25 @@ impl Launched {
         let endpoints = self.job.with_translated(self.host, endpoints);
         let (endpoints, via) = endpoints::offered(endpoints, &via, self.job.is_one_kernel(HERE, self.host));
         let label = self.label();
-        let addresses = endpoints::ranked(&endpoints, &via).map_err(|reason| {
+        let refused = |reason: &str| {
             let by = if self.job.setup.via.is_empty() { "" } else { " with --via" };
-            Exit::Connect.with(format!("no connection to {label}{by}: {}", escaped(OsStr::new(&reason))))
-        })?;
+            Exit::Connect.with(format!("no connection to {label}{by}: {}", escaped(OsStr::new(reason))))
+        };
+        let (addresses, why) = match endpoints::ranked(&endpoints, &via) {
+            Ok(ranked) => (ranked, None),
+            Err(why) => match endpoints::foreign(&endpoints, &via) {
+                Some(foreign) => (vec![foreign], Some(why)),
+                None => return Err(refused(&why)),
+            },
+        };
         let key = Key::from_random(key.0);
         let reached = reach_best(&addresses, &key, [Instant::now() + REACH_MAX; 2]);
-        let (stream, established) = reached.map_err(|error| {
-            Exit::Connect.with(format!(
+        let (stream, established) = reached.map_err(|error| match why {
+            Some(why) => refused(&format!("{why}; {}: {error}", addresses[0])),
+            None => Exit::Connect.with(format!(
                 "cannot reach a port of {label}: {error}; open one and name it with --port-range, or run rdperf \
                      serve at the reachable end"
-            ))
+            )),
         })?;
         Ok(Reached { stream, established, addresses: told })
     }

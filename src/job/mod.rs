@@ -703,8 +703,10 @@ impl Job {
     /// session, the time for which this process is stopped does not count for hosts that are on their way: most
     /// launchers are in the same process group, and stopped as well.
     fn suspend(&self) {
+        let began = Instant::now();
         self.agent.suspend();
-        self.remotes().for_each(|(_, remote)| remote.await_anew());
+        let stopped = began.elapsed();
+        self.remotes().for_each(|(_, remote)| remote.await_anew(stopped));
     }
 
     /// Lets all agents end in parallel by closing their channels. `number` is the signal that ends what still runs on

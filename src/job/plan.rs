@@ -54,7 +54,11 @@ impl Spec {
     pub(crate) fn typed(&self) -> String {
         let path = escaped(self.path());
         match self {
-            Self::There(host, _) if host.as_bytes().contains(&b':') => format!("[{}]:{path}", escaped(host)),
+            Self::There(host, _) if host.as_bytes().contains(&b':') => {
+                let (user, address) = host.as_bytes().split_at(user_bytes(host.as_bytes()));
+                let [user, address] = [user, address].map(|part| escaped(OsStr::from_bytes(part)));
+                format!("{user}[{address}]:{path}")
+            }
             Self::There(host, _) => format!("{}:{path}", escaped(host)),
             Self::Here(_) | Self::Standard => path,
         }
@@ -216,6 +220,10 @@ mod tests {
         }
         for (text, right) in [("fe80::1:/x", "[fe80::1]:/x"), ("u@::1:x", "u@[::1]:x"), ("fd00::2:", "[fd00::2]:")] {
             assert!(Spec::parse(OsStr::new(text)).is_err_and(|line| line.ends_with(right)), "{text}");
+        }
+        for host in ["u@::1", "::1", "u@fe80::1%e0", "u@h", "h"] {
+            let spec = Spec::There(host.into(), "/x".into());
+            assert_eq!(Spec::parse(OsStr::new(&spec.typed())), Ok(spec), "{host}");
         }
         let long = |length| "x".repeat(length);
         for text in [

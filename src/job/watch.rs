@@ -6,14 +6,57 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
+use minicbor::bytes::ByteVec;
+
 use super::plan::Spec;
 use super::{Job, LONG, Setup, Update};
-use crate::control::frames::{Fault, Message};
+use crate::control::frames::{Fault, MESSAGE_BYTES_MAX, Message, RULES_BYTES_MAX, Watch};
 use crate::fault::Failure;
+use crate::options::{Rules, TreeOptions};
+use crate::tree::Only;
 use crate::tree::watch::Touched;
 
 /// After how long a line says what setting up the watches takes so long with.
 const SLOW: Duration = Duration::from_secs(10);
+
+/// Maximum length of the listed paths in one message, with what precedes them, in bytes. The rest is for rules and names.
+const ONLY_BYTES_MAX: usize = MESSAGE_BYTES_MAX - RULES_BYTES_MAX - (16 << 10);
+
+/// What is watched.
+pub(crate) struct WatchPlan<'a> {
+    pub(crate) sources: &'a [Spec],
+    /// If set, only these paths of the only source are watched.
+    pub(crate) only: Option<&'a Only>,
+    /// Options of the copy.
+    pub(crate) tree: &'a TreeOptions,
+}
+
+impl WatchPlan<'_> {
+    /// Returns the listed paths that are watched. Of more than a message holds, the directory where they begin is watched.
+    pub(crate) fn only(&self) -> Option<&Only> {
+        self.only.filter(|only| bytes(&only.paths) <= ONLY_BYTES_MAX)
+    }
+
+    /// Returns the question to a host that has sources at these paths.
+    fn question(&self, paths: Vec<ByteVec>) -> Message {
+        // Whether a pattern leaves out a link that is followed depends on what it leads to.
+        let follows = self.tree.copy_links || self.tree.copy_dirlinks || self.tree.copy_unsafe_links;
+        // Without rules, more is watched than necessary.
+        let leaves_out = !follows && bytes(&paths) <= ONLY_BYTES_MAX;
+        Message::Watch(Watch {
+            paths,
+            is_one_system: self.tree.one_file_system,
+            only: self.only().map(|only| only.paths.clone()).unwrap_or_default(),
+            rules: if leaves_out { self.tree.rules.clone() } else { Rules::default() },
+            digest_cache: self.tree.digest_cache.clone(),
+        })
+    }
+}
+
+/// Returns the length of paths in a message, with what precedes them.
+fn bytes(paths: &[ByteVec]) -> usize {
+    paths.iter().map(|path| path.len() + 8).sum()
+}
 
 /// The hosts that watch. Dropping this ends their agents.
 pub(crate) struct SourceWatch {
@@ -26,21 +69,15 @@ pub(crate) struct SourceWatch {
 }
 
 impl SourceWatch {
-    /// Has the host of each source watch it, with `is_one_system` only what is on the same file system. From then on no
-    /// change is missed. `say` prints a line if this takes long.
+    /// Has the host of each source watch it. From then on no change is missed. `say` prints a line if this takes long.
     ///
     /// # Errors
     ///
     /// Exit 3 or 4 for a host that cannot be reached, 5 if a path cannot be watched, 128+n for a signal.
-    pub(crate) fn start(
-        setup: Setup,
-        sources: &[Spec],
-        is_one_system: bool,
-        say: &dyn Fn(&str),
-    ) -> Result<Self, Failure> {
+    pub(crate) fn start(setup: Setup, plan: &WatchPlan<'_>, say: &dyn Fn(&str)) -> Result<Self, Failure> {
         let mut job = Job::new(setup, false)?;
         let mut paths: BTreeMap<&OsStr, Vec<_>> = BTreeMap::new();
-        for source in sources {
+        for source in plan.sources {
             paths.entry(source.host()).or_default().push(source.path().as_bytes().to_vec().into());
         }
         let mut hosts = Vec::new();
@@ -49,11 +86,11 @@ impl SourceWatch {
         }
         job.greet()?;
         for (host, paths) in &hosts {
-            job.send(*host, Message::Watch(paths.clone(), is_one_system));
+            job.send(*host, plan.question(paths.clone()));
         }
         let hosts: Vec<usize> = hosts.into_iter().map(|(host, _)| host).collect();
         await_watches(&mut job, &hosts, SLOW, say)?;
-        Ok(Self { job, hosts, asked: BTreeSet::new(), has_several: sources.len() > 1 })
+        Ok(Self { job, hosts, asked: BTreeSet::new(), has_several: plan.sources.len() > 1 })
     }
 
     /// Whether all hosts that watch are still heard, as far as is known by now.
@@ -96,7 +133,7 @@ impl SourceWatch {
                     let touched = directories.map(|some| some.into_iter().map(Into::into).collect());
                     return Ok(Some(touched));
                 }
-                Update::Host(host, Message::Failed(fault)) => return Err(self.job.failure(host, &fault)),
+                Update::Host(host, Message::Failed(fault)) => return Err(unwatched(&self.job, host, &fault)),
                 Update::Host(host, _) => return Err(self.job.unexpected(host)),
                 update => self.job.check(update)?,
             }
@@ -158,7 +195,7 @@ fn unwatched(job: &Job, host: usize, fault: &Fault) -> Failure {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::cell::Cell;
 
     use super::*;
@@ -166,6 +203,15 @@ mod tests {
     use crate::job::HERE;
     use crate::job::launching::Heard;
     use crate::job::tests::job;
+    use crate::options::Rule;
+
+    /// Returns a watch whose host has ended it, because there is no room for it any more.
+    pub(crate) fn without_room() -> SourceWatch {
+        let mut job = job();
+        let fault = Fault { errno: libc::ENOSPC, ..Fault::plain(Exit::Source.code(), "cannot watch d: too many") };
+        job.updates.push_back(Update::Host(HERE, Message::Failed(fault)));
+        SourceWatch { job, hosts: vec![HERE], asked: BTreeSet::new(), has_several: false }
+    }
 
     #[test]
     fn a_watch_is_waited_for_as_long_as_its_host_is_heard() {
@@ -188,11 +234,24 @@ mod tests {
 
     #[test]
     fn a_watch_for_which_there_is_no_room_is_told_by_its_number() {
-        let mut job = job();
-        let fault = Fault { errno: libc::ENOSPC, ..Fault::plain(Exit::Source.code(), "cannot watch d: too many") };
-        job.updates.push_back(Update::Host(HERE, Message::Failed(fault)));
-        let failure = await_watches(&mut job, &[HERE], LONG, &|_: &str| ()).expect_err("no room");
-        assert_eq!(failure.message.as_deref(), Some("cannot watch d: too many"));
-        assert_eq!(failure.site.expect("a site").errno, libc::ENOSPC);
+        let mut job = without_room().job;
+        let begun = await_watches(&mut job, &[HERE], LONG, &|_: &str| ());
+        for failure in [begun.expect_err("no room"), without_room().next(Instant::now()).expect_err("no room")] {
+            assert_eq!(failure.message.as_deref(), Some("cannot watch d: too many"));
+            assert_eq!(failure.site.expect("a site").errno, libc::ENOSPC);
+        }
+    }
+
+    #[test]
+    fn what_links_lead_to_may_be_copied_whatever_their_names() {
+        let rules = Rules(vec![Rule { pattern: b"*".to_vec().into(), is_include: false }]);
+        let rules_with = |tree: TreeOptions| {
+            let plan = WatchPlan { sources: &[], only: None, tree: &tree };
+            let Message::Watch(asked) = plan.question(Vec::new()) else { unreachable!() };
+            asked.rules
+        };
+        let tree = TreeOptions { rules: rules.clone(), ..TreeOptions::default() };
+        assert_eq!(rules_with(TreeOptions { copy_dirlinks: true, ..tree.clone() }), Rules::default());
+        assert_eq!(rules_with(tree), rules);
     }
 }

@@ -39,7 +39,7 @@ const RULE_OPTIONS: [RuleOption; 4] = [
         is_include: false,
         is_file: false,
         help: "Exclude entries that match PATTERN, in rsync's syntax; the first matching pattern of all --exclude and \
-            --include options decides",
+            --include options decides; without --sync, each SRC itself is copied in any case",
     },
     RuleOption {
         name: "include",

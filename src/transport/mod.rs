@@ -4,7 +4,7 @@
 //! lane a [`Buffer`] to send or to receive into, and gets the same buffer back in a [`LaneEvent`]. A lost lane is not
 //! repaired; the session replaces it by another lane with a new generation.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -231,14 +231,20 @@ pub fn is_inner(interface: &str) -> bool {
 
 /// Whether the leading `bits` of two addresses are equal. Addresses of different families never match.
 pub fn same_subnet(one: IpAddr, other: IpAddr, bits: u8) -> bool {
-    match (one, other) {
-        (IpAddr::V4(one), IpAddr::V4(other)) => {
-            (u32::from(one) ^ u32::from(other)).leading_zeros() >= u32::from(bits.min(32))
+    subnet(one, bits) == subnet(other, bits)
+}
+
+/// Returns the address of the subnet: the address without its host part.
+pub fn subnet(address: IpAddr, bits: u8) -> IpAddr {
+    match address {
+        IpAddr::V4(v4) => {
+            let mask = u32::MAX.checked_shl(32_u32.saturating_sub(bits.into())).unwrap_or(0);
+            Ipv4Addr::from(u32::from(v4) & mask).into()
         }
-        (IpAddr::V6(one), IpAddr::V6(other)) => {
-            (u128::from(one) ^ u128::from(other)).leading_zeros() >= u32::from(bits.min(128))
+        IpAddr::V6(v6) => {
+            let mask = u128::MAX.checked_shl(128_u32.saturating_sub(bits.into())).unwrap_or(0);
+            Ipv6Addr::from(u128::from(v6) & mask).into()
         }
-        _ => false,
     }
 }
 

@@ -102,15 +102,10 @@ impl TcpLane {
         tune(&socket)?;
         socket.set_read_timeout(None)?;
         socket.set_write_timeout(Some(SEND_TIMEOUT))?;
-        let way = match (socket.local_addr(), socket.peer_addr()) {
-            (Ok(local), Ok(peer)) => Some([local, peer].map(|address| super::unmapped(address).ip())),
-            _ => None,
-        };
-        let address = |of: std::io::Result<SocketAddr>| match of {
-            Ok(address) => super::unmapped(address).to_string(),
-            Err(_) => "?".to_owned(),
-        };
-        let description = format!("tcp {} > {}", address(socket.local_addr()), address(socket.peer_addr()));
+        let ends = [socket.local_addr(), socket.peer_addr()].map(|end| end.ok().map(super::unmapped));
+        let way = ends[0].zip(ends[1]).map(|(local, peer)| [local.ip(), peer.ip()]);
+        let [local, peer] = ends.map(|end| end.map_or_else(|| "?".to_owned(), |end| end.to_string()));
+        let description = format!("tcp {local} > {peer}");
         let shared = Arc::new(Shared {
             socket,
             state: Mutex::new(State {

@@ -41,7 +41,7 @@ use rustix::process::geteuid;
 
 use crate::fault::printable;
 use crate::fs::accounts::own_home;
-use crate::fs::{OwnerAccess, hash16, here, is_regular, plain_fact};
+use crate::fs::{OwnerAccess, hash16, here, is_regular, plain_fact, read_up_to};
 use crate::options::TreeOptions;
 
 /// First bytes of the file. The last number is the version of the format.
@@ -341,10 +341,7 @@ impl DigestCache {
         if !matches!(place, Some((kept, _)) if *kept == number) {
             let mut bytes = Box::new([0; BUCKET_BYTES]);
             let at = HEAD_BYTES as u64 + number * BUCKET_BYTES as u64;
-            match self.file.read_exact_at(&mut *bytes, at) {
-                Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => return None,
-                _ => {}
-            }
+            read_up_to(&self.file, &mut *bytes, at).ok()?;
             *place = Some((number, bytes));
         }
         place.as_mut().map(|(_, bytes)| &mut **bytes)
@@ -355,13 +352,8 @@ impl DigestCache {
 /// format.
 fn read_head(file: &File) -> Result<Option<[u8; 32]>, Unusable> {
     let mut head = [0; HEAD_USED_BYTES];
-    let length = file.metadata()?.len().min(HEAD_USED_BYTES as u64) as usize;
-    if length == 0 {
+    if read_up_to(file, &mut head, 0)? == 0 {
         return Ok(None);
-    }
-    match file.read_exact_at(&mut head[..length], 0) {
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
-        read => read?,
     }
     if !head.starts_with(&MAGIC[..MAGIC_COMMON]) {
         return Err(Unusable::Foreign);

@@ -629,30 +629,7 @@ fn what_is_left_out_by_now_does_not_stay_in_an_unfinished_generation() {
     }
 }
 
-/// The list of a copy may take several sessions.
-#[test]
-fn a_session_removes_nothing_that_an_earlier_one_of_the_same_copy_has_brought() {
-    for is_local in [false, true] {
-        let tree = Generation::new();
-        fs::create_dir(tree.path("to")).expect("a directory");
-        let session = |from: &str, session: Session| {
-            let mut options = snapshot("one");
-            options.generations.session = Session { is_dst: true, ..session };
-            let (sent, report) = copy(&tree.path(from), &tree.path("to/one"), &options, is_local);
-            assert_eq!((sent.figures.failed, report.figures.failed), (0, 0), "{report:?}");
-        };
-        for from in ["first", "second"] {
-            fs::create_dir_all(tree.path(&format!("{from}/d"))).expect("directories");
-            tree.write(&format!("{from}/d/{from}"), from.as_bytes());
-        }
-        session("first", Session::default());
-        session("second", Session { follows: true, is_last: true, ..Session::default() });
-        assert!(tree.path("to/one/d/first").exists() && tree.path("to/one/d/second").exists());
-        assert_eq!(fs::read_dir(tree.path("to")).expect("it").count(), 2, "no marker is left");
-    }
-}
-
-/// The same for several entries that come in several sessions: no session removes what an earlier one has brought.
+/// Entries of several hosts come in several sessions: no session removes what an earlier one has brought.
 #[test]
 fn an_unfinished_generation_of_several_sources_becomes_what_they_are_by_then() {
     for is_local in [false, true] {

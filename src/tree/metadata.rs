@@ -56,6 +56,13 @@ pub(super) struct Reader {
     extensions: Vec<u8>,
 }
 
+/// Returns what tells whether an entry is the source itself. If entries are removed at the source, the other host finds the
+/// same numbers. Otherwise only this host asks, and a snapshot of the file, which has the same, is on another device.
+pub fn inode(stat: &Stat, options: &TreeOptions) -> Extension<'static> {
+    let device = if options.remove_source_files { 0 } else { stat.st_dev.rotate_left(32) };
+    Extension::Inode { number: stat.st_ino ^ device, changed: (stat.st_ctime, stat.st_ctime_nsec as u32) }
+}
+
 impl Reader {
     /// # Errors
     ///
@@ -95,9 +102,12 @@ impl Reader {
         if let Some(named) = self.named.as_mut().filter(|_| options.owner) {
             named.push(stat.st_uid, stat.st_gid, &mut self.extensions);
         }
-        if options.remove_source_files && !options.dry_run && kind != FileType::Directory {
-            let changed = (stat.st_ctime, stat.st_ctime_nsec as u32);
-            Extensions::push(&mut self.extensions, Extension::Inode { number: stat.st_ino, changed }, true);
+        // Of regular files, only one that is sent with its contents is open: it may be written over itself. One that is
+        // only listed may well be the same as its copy, and one with several names is never written in place.
+        let is_file = kind == FileType::RegularFile && matches!(entry, Object::Open(_));
+        let is_written = options.in_place && is_file && stat.st_nlink == 1;
+        if (options.remove_source_files && kind != FileType::Directory || is_written) && !options.dry_run {
+            Extensions::push(&mut self.extensions, inode(stat, options), true);
         }
         if let Some(named) = self.named.as_mut().filter(|_| options.acls()) {
             named.push_acls(Xattrs::new(&self.xattrs), &mut self.extensions);
@@ -566,6 +576,22 @@ mod tests {
         let Metadata { modified, accessed, .. } = owned.borrow();
         let expected = [7, 8].map(|seconds| Time { seconds, nanoseconds: 999_999_999 });
         assert_eq!([modified, accessed], expected);
+    }
+
+    /// Before it is written in place, the receiver must be able to tell that it is its own copy.
+    #[test]
+    fn in_place_a_file_that_is_sent_names_its_inode() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let stat = fstat(&file).expect("it");
+        for (in_place, is_sent) in [(true, true), (true, false), (false, true)] {
+            let options = TreeOptions { in_place, ..TreeOptions::default() };
+            let mut reader = Reader::new(&options).expect("no --chmod");
+            let object =
+                if is_sent { Object::Open(file.as_file().as_fd()) } else { Object::Path(file.as_file().as_fd()) };
+            let metadata = reader.read(&options, object, &stat).expect("read");
+            let is_named = metadata.extensions.iter().any(|extension| extension == inode(&stat, &options));
+            assert_eq!(is_named, in_place && is_sent, "in place {in_place}, sent {is_sent}");
+        }
     }
 
     #[test]

@@ -140,11 +140,12 @@ impl Outline {
                 self.entries.update(&device.0.to_le_bytes()).update(&device.1.to_le_bytes());
                 self.describe(&metadata, true, self.options.keeps_times(false));
             }
-            // These records bring contents, or say what becomes of entries that are in the outline already.
+            // These records bring contents, or say what becomes of entries that are in the outline already or do not come.
             Record::Wanted { .. }
             | Record::Same { .. }
             | Record::Differs { .. }
             | Record::Gone { .. }
+            | Record::Vanished { .. }
             | Record::Incomplete
             | Record::Closed { .. }
             | Record::End { .. } => {}

@@ -44,6 +44,7 @@ impl Only {
     pub fn batches(&self, bytes_max: usize) -> VecDeque<Self> {
         let mut paths: Vec<&ByteVec> = self.paths.iter().collect();
         paths.sort_by(|one, other| one.split(|&byte| byte == b'/').cmp(other.split(|&byte| byte == b'/')));
+        paths.dedup();
         let (mut batches, mut bytes) = (VecDeque::new(), bytes_max);
         for path in paths {
             bytes += path.len() + 8;

@@ -415,7 +415,7 @@ impl TreeSink {
             }
             self.shared.owners.localize(&mut record, &mut acls);
             self.order.check(&record)?;
-            let brings = matches!(record, Record::Wanted { .. } | Record::File { .. } | Record::Large { .. });
+            let brings = matches!(record, Record::File { .. } | Record::Large { .. });
             if brings && self.shared.options.dry_run {
                 return Err(Refused::Data("contents in a dry run"));
             }
@@ -436,7 +436,7 @@ impl TreeSink {
                 None => self.levels.last().cloned().flatten(),
             };
             if let (Some(directory), Some(name), None) = (&directory, record.name(), &wanted) {
-                directory.meet(name);
+                directory.meet(name, !matches!(record, Record::Vanished { .. }));
             }
             match record {
                 Record::Leave => drop(self.levels.pop()),
@@ -447,13 +447,19 @@ impl TreeSink {
                 }
                 Record::Differs { number } => self.rehearse_wanted(number)?,
                 Record::Gone { number } => self.give_up(number)?,
+                Record::Vanished { name } => directory.iter().for_each(|directory| {
+                    // An entry that has come may have this name, too, by another spelling.
+                    if wanted.is_some() || !directory.has_come_otherwise(name) {
+                        directory.pass_vanished(name);
+                    }
+                }),
                 Record::Incomplete => directory.iter().for_each(|directory| directory.note_incomplete()),
                 Record::Closed { item, data_bytes, is_intact } => self.close(item, data_bytes, is_intact)?,
                 Record::End { failures } => self.unsent = failures,
                 entry => match directory.filter(|at| {
                     self.may_be_made(at, &entry) && (wanted.is_some() || self.admits(at, &entry, chunk, &mut batch))
                 }) {
-                    None => self.skip(&entry, number)?,
+                    None => self.skip(&entry, number, wanted.and_then(Wanted::compared).is_some())?,
                     Some(directory) => {
                         if is_listed && !batch.list(number) {
                             self.hand_on(Job::Make(Arc::clone(chunk), std::mem::take(&mut batch)));
@@ -542,8 +548,8 @@ impl TreeSink {
         Ok(())
     }
 
-    /// Skips an entry that has failed, or whose directory has.
-    fn skip(&mut self, entry: &Record<'_>, number: u64) -> Result<(), Refused> {
+    /// Skips an entry that has failed, or whose directory has. `is_compared`: the sender waits for digests.
+    fn skip(&mut self, entry: &Record<'_>, number: u64, is_compared: bool) -> Result<(), Refused> {
         match *entry {
             Record::Directory { .. } => {
                 self.directory_records += 1;
@@ -555,7 +561,7 @@ impl TreeSink {
             }
             Record::Listed { .. } => self.shared.answer_verdicts(number, vec![Verdict::Same]),
             Record::Large { name, item, size, is_sparse, .. } => {
-                if Record::awaits_have(size, is_sparse) {
+                if is_compared || Record::awaits_have(size, is_sparse) {
                     self.shared.answer(Answer::nothing(item));
                 }
                 self.add_slot(item, size, Err(self.unkept(name, size)), Vec::new())?;

@@ -13,6 +13,8 @@
 //! * The last part holds records, and nothing is being read when it is made.
 //! * No worker waits while a range that was read elsewhere has arrived and is not settled, or while other work for
 //!   workers has been announced. The waiting worker may be the one that has to do this work.
+//! * With the lock held, nothing is asked of the system: the answer may take long, and the session's loop needs the
+//!   lock.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -100,6 +102,8 @@ struct Reading {
     next: u64,
     /// A range that is known to be data.
     data: Range<u64>,
+    /// Whether a worker asks the system where there is data from `next` on.
+    is_looked_at: bool,
     /// Number of parts that are being read.
     in_flight: usize,
     data_bytes: u64,
@@ -121,6 +125,8 @@ enum Piece {
     Send { position: u64, length: usize },
     /// To be read and compared, and sent only if it differs.
     Compare { range: Range<u64>, hash: [u8; 16] },
+    /// From this position on: the system is to be asked where there is data.
+    Look(u64),
 }
 
 /// What a worker does next.
@@ -234,6 +240,7 @@ impl TreeSource {
                     let is_same = hash_it(&file.file, range.start, length, target).is_ok_and(|ours| ours == hash);
                     self.compared(&file, range, is_same);
                 }
+                Task::Read(file, Piece::Look(position)) => self.look(&file, position),
                 Task::Read(file, Piece::Send { position, length }) if self.is_local => {
                     return Next::Copy(FileRange { file, position, length, sequence: None });
                 }
@@ -459,6 +466,7 @@ impl TreeSource {
             let reading = Reading {
                 next: 0,
                 data: if file.is_sparse { 0..0 } else { 0..file.stat.st_size as u64 },
+                is_looked_at: false,
                 file: Arc::new(file),
                 in_flight: 0,
                 data_bytes: 0,
@@ -479,6 +487,21 @@ impl TreeSource {
         });
         self.changed.notify_all();
         part
+    }
+
+    /// Asks the system where a file has data from a position on, and queues the file again.
+    fn look(&self, file: &LargeFile, position: u64) {
+        let (start, end) = data_from(&file.file, position, file.stat.st_size as u64);
+        let mut guard = crate::locked(&self.shared);
+        let shared = &mut *guard;
+        let reading = shared.files.get_mut(&file.item).expect("it is being read");
+        reading.in_flight -= 1;
+        (reading.data, reading.is_looked_at) = (start..end, false);
+        // An answer of the receiver, or a block that differs, may have queued it meanwhile.
+        if !shared.ready.contains(&file.item) {
+            shared.ready.push_front(file.item);
+        }
+        self.changed.notify_all();
     }
 
     /// Accounts for a part that was read, or could not be. A sequence that was taken must be sent, if only without
@@ -575,14 +598,18 @@ impl Shared {
     }
 
     /// Returns the next part of a large file, or a file that turns out to have no more. Files that wait for the
-    /// receiver leave the queue.
+    /// receiver, or for the system to say where they have data, leave the queue.
     fn next_read(&mut self, part_bytes: usize, files_at_once: usize) -> Option<Task> {
         while let Some(&item) = self.ready.front() {
             let reading = self.files.get_mut(&item).expect("it is being read");
             if let Some(piece) = reading.next_piece(part_bytes) {
                 reading.in_flight += 1;
                 let file = Arc::clone(&reading.file);
-                self.pass_turn(files_at_once);
+                if matches!(piece, Piece::Look(_)) {
+                    self.ready.pop_front();
+                } else {
+                    self.pass_turn(files_at_once);
+                }
                 return Some(Task::Read(file, piece));
             }
             self.ready.pop_front();
@@ -634,10 +661,7 @@ impl Reading {
     }
 
     /// Returns the next range, and what is to be done with it. `None` if everything is given out, or the receiver has
-    /// yet to say what it has there.
-    ///
-    /// Asks the system where data is, with the lock held. Other workers wait for that, but only for a file that may
-    /// have holes, and the system need not read any of the file.
+    /// yet to say what it has there, or the system where there is data.
     fn next_piece(&mut self, part_bytes: usize) -> Option<Piece> {
         let size = self.file.stat.st_size as u64;
         if self.failure.is_none()
@@ -651,7 +675,7 @@ impl Reading {
             }
             return Some(Piece::Send { position, length: length as usize });
         }
-        while !self.is_given_out() {
+        while !self.is_looked_at && !self.is_given_out() {
             let (position, mut end) = (self.next, size);
             if let Some(blocks) = &mut self.blocks {
                 match blocks.step(position, size) {
@@ -664,8 +688,8 @@ impl Reading {
                 }
             }
             if position >= self.data.end {
-                let (start, end) = data_from(&self.file.file, position, size);
-                self.data = start..end;
+                self.is_looked_at = true;
+                return Some(Piece::Look(position));
             }
             if position < self.data.start {
                 // What the receiver does not have becomes a hole there.

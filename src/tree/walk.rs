@@ -169,12 +169,16 @@ pub struct Come {
     pub unjudged: usize,
 }
 
+/// Maximum number of roots that are looked at before the walk begins: the other end is waiting. Of more, each that cannot
+/// be sent fails by itself, except one that is merged with others: it would be passed over, and its copies be deleted.
+const LOOKED_AT_MAX: usize = 1024;
+
 impl Walk {
     /// Prepares to send `roots` in parts of at most `part_bytes`.
     ///
     /// # Errors
     ///
-    /// Returns the path with the error number or another reason: a root does not exist, a root is a directory without
+    /// Returns the path with the error number or another reason: one of few roots does not exist, or is a directory without
     /// [`TreeOptions::recursive`] (EISDIR), a name is not valid, or a name is given twice without
     /// [`TreeOptions::sync`].
     pub fn new(mut roots: Vec<Root>, part_bytes: usize, options: TreeOptions) -> Result<Self, IoFact> {
@@ -189,9 +193,14 @@ impl Walk {
             let name = name.ok_or_else(|| plain_fact(path, "cannot be created: its name is not valid here"))?;
             let open = CString::new(path.as_bytes()).map_err(|_| io_fact(path, Errno::INVAL))?;
             let flags = if options.recursive { AtFlags::SYMLINK_NOFOLLOW } else { AtFlags::empty() };
-            let stat = statat(here(), &open, flags).map_err(|error| io_fact(path, error))?;
-            if is_directory(&stat) && !options.recursive {
-                return Err(io_fact(path, Errno::ISDIR));
+            let is_same = |other: Option<&Root>| other.is_some_and(|other| other.name == root.name);
+            let is_merged =
+                is_same(at.checked_sub(1).and_then(|before| roots.get(before))) || is_same(roots.get(at + 1));
+            if roots.len() <= LOOKED_AT_MAX || is_merged {
+                let stat = statat(here(), &open, flags).map_err(|error| io_fact(path, error))?;
+                if is_directory(&stat) && !options.recursive {
+                    return Err(io_fact(path, Errno::ISDIR));
+                }
             }
             match paths.last_mut().filter(|_| at > 0 && roots[at - 1].name == root.name) {
                 Some(_) if !options.sync => return Err(plain_fact(path, "has the same name as another source")),
@@ -202,6 +211,8 @@ impl Walk {
                 }
             }
         }
+        // Many names are in a sorter by now, and can be read only once they are sorted.
+        names.sort().map_err(|fault| fault.into_fact(std::env::temp_dir().as_os_str()))?;
         let selected = match &roots[..] {
             [Root { only: Some(only), .. }] => Some(Selected::new(only)?),
             _ => None,
@@ -373,6 +384,12 @@ impl Walk {
             true => self.recorder.visit(&self.place, &entry, &mut target[start..], &mut entered),
             false => Ok(Step::Full),
         };
+        let visited = match visited {
+            Err(fault) if self.place.has_vanished(&entry, self.place.may_vanish(entry.name), &fault) => {
+                Ok(self.recorder.pass_vanished(&self.place, &entry, &mut target[start..]))
+            }
+            visited => visited,
+        };
         let step = match visited {
             Ok(Step::Full) if is_whole && count > 0 => {
                 self.release(count);
@@ -382,9 +399,7 @@ impl Walk {
             outcome => outcome,
         };
         let step = step.unwrap_or_else(|fault| {
-            if !self.place.may_be_gone(&fault) {
-                self.recorder.fail(fault.into_fact(&self.place.source_path(&entry)));
-            }
+            self.recorder.fail(fault.into_fact(&self.place.source_path(&entry)));
             Step::Passed
         });
         let Visited { directory, is_through, leads_nowhere } = entered;

@@ -21,11 +21,15 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
-use rustix::fs::{FileType, Timespec, fstat, lstat};
+use rustix::fs::{Timespec, lstat};
 use rustix::io::{Errno, dup};
 
-use super::digest_cache;
+use super::patterns::Patterns;
 use crate::fs::{Identity, canonical, directory_of, identity};
+
+mod own;
+
+use own::Own;
 
 /// Changes are reported when nothing has changed for this long,
 const SETTLED_AFTER: Duration = Duration::from_millis(200);
@@ -88,6 +92,25 @@ const MOVES: ReadFlags = ReadFlags::CREATE
 /// Directories in which something has changed, with those above them, by their paths from the root on; `None` for all.
 pub type Touched = Option<BTreeSet<Vec<u8>>>;
 
+/// A path to watch.
+pub struct WatchedPath {
+    /// The path.
+    pub path: PathBuf,
+    /// Its path from the transfer's root on, to which patterns apply; several if it is not known which of them it is.
+    pub names: Vec<PathBuf>,
+}
+
+/// How paths are watched.
+#[derive(Default)]
+pub struct WatchOptions {
+    /// Whether other file systems below the paths are left out, as the copy does.
+    pub is_one_system: bool,
+    /// What these leave out is not watched.
+    pub patterns: Patterns,
+    /// A cache of digests besides the usual one.
+    pub digest_cache: Option<PathBuf>,
+}
+
 /// Why a path cannot be watched.
 #[derive(Debug)]
 pub struct WatchError {
@@ -111,7 +134,7 @@ pub enum WatchReason {
 /// A watch of some paths.
 pub struct TreeWatch {
     /// Finds the paths, again each time that everything is watched anew.
-    find: Box<dyn Fn() -> Vec<PathBuf> + Send>,
+    find: Box<dyn Fn() -> Vec<WatchedPath> + Send>,
     watches: Watches,
     /// When the first and the last change came that have not been reported.
     changed: Option<[Instant; 2]>,
@@ -133,8 +156,7 @@ struct Watches {
     is_one_tree: bool,
     directories: HashMap<i32, Directory>,
     numbers: BTreeMap<Arc<Path>, i32>,
-    /// Whether other file systems below the roots are left out, as the copy does.
-    is_one_system: bool,
+    options: WatchOptions,
     /// Directories below the roots that are not watched, because they cannot be read. The copy reports those that the
     /// user may not read.
     denied: BTreeSet<PathBuf>,
@@ -154,6 +176,8 @@ struct RootState {
     /// Number of the watch of the root, or of the directory that a file is in. Its path may be another one, where the
     /// same directory is mounted again. 0, which no watch has, until it is watched.
     number: i32,
+    /// See [`WatchedPath::names`].
+    names: Vec<PathBuf>,
 }
 
 struct Directory {
@@ -172,36 +196,6 @@ struct Queued {
     name: Option<OsString>,
 }
 
-/// Files that change because a copy is made. Their changes are copied when something else has changed.
-struct Own {
-    /// Standard output and standard error, by device and inode, if they are files.
-    streams: Vec<[u64; 2]>,
-    digest_cache: Option<PathBuf>,
-}
-
-impl Own {
-    fn find() -> Self {
-        // The cache may not exist yet.
-        let absolute = |path: PathBuf| {
-            let found =
-                path.ancestors().find_map(|above| Some((canonical(above).ok()?, path.strip_prefix(above).ok()?)));
-            found.map(|(above, rest)| above.join(rest))
-        };
-        let identity = |fd| {
-            let stat = fstat(fd).ok()?;
-            let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-            is_file.then_some([stat.st_dev, stat.st_ino])
-        };
-        let streams = [rustix::stdio::stdout(), rustix::stdio::stderr()].into_iter().filter_map(identity).collect();
-        Self { streams, digest_cache: digest_cache::default_path().and_then(absolute) }
-    }
-
-    fn has(&self, path: &Path, found: Option<&Metadata>) -> bool {
-        self.digest_cache.as_deref() == Some(path)
-            || found.is_some_and(|found| self.streams.contains(&[found.dev(), found.ino()]))
-    }
-}
-
 impl WatchError {
     fn new(path: &Path, errno: Errno) -> Self {
         let reason = match errno {
@@ -214,14 +208,17 @@ impl WatchError {
 
 impl TreeWatch {
     /// Watches everything below the paths that `find` returns. For a path that is not a directory, watches the
-    /// directory that it is in. `is_one_system`: other file systems below the paths are left out.
+    /// directory that it is in.
     ///
     /// # Errors
     ///
     /// Fails with the path that cannot be watched.
-    pub fn start(find: impl Fn() -> Vec<PathBuf> + Send + 'static, is_one_system: bool) -> Result<Self, WatchError> {
+    pub fn start(
+        find: impl Fn() -> Vec<WatchedPath> + Send + 'static,
+        options: WatchOptions,
+    ) -> Result<Self, WatchError> {
         let paths = find();
-        let mut watches = Watches::new(paths.first().map_or(Path::new("."), PathBuf::as_path), is_one_system)?;
+        let mut watches = Watches::new(paths.first().map_or(Path::new("."), |first| first.path.as_path()), options)?;
         watches.begin(&paths)?;
         Ok(Self { find: Box::new(find), watches, changed: None, is_compared: true, scan_at: Instant::now() })
     }
@@ -297,6 +294,9 @@ impl TreeWatch {
         if self.watches.retry_at.is_some_and(|at| Instant::now() >= at) {
             self.watches.retry();
         }
+        // The kernel tells that a directory has gone only once no process uses it.
+        let Watches { roots, is_stale, .. } = &mut self.watches;
+        *is_stale |= roots.iter().any(|(root, state)| place_of(root) != Some(state.place));
         if self.watches.is_stale || Instant::now() >= self.scan_at {
             // There may be room for only one watch of a large tree, so the earlier one has to end first. The comparison
             // that follows finds what changes in between.
@@ -324,7 +324,7 @@ fn ready(fds: [BorrowedFd<'_>; 2], mounts: Option<&File>, left: Option<Duration>
 
 impl Watches {
     /// Returns a watch of nothing.
-    fn new(first: &Path, is_one_system: bool) -> Result<Self, WatchError> {
+    fn new(first: &Path, options: WatchOptions) -> Result<Self, WatchError> {
         let queue = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).map_err(|errno| {
             // The error is the same where this process has too many files.
             let has_room = || dup(rustix::stdio::stderr()).err() != Some(Errno::MFILE);
@@ -343,30 +343,30 @@ impl Watches {
             is_one_tree: false,
             directories: HashMap::new(),
             numbers: BTreeMap::new(),
-            is_one_system,
+            own: Own::find(options.digest_cache.as_deref()),
+            options,
             denied: BTreeSet::new(),
             retry_at: None,
-            own: Own::find(),
             touched: Some(BTreeSet::new()),
             is_stale: false,
         })
     }
 
-    fn begin(&mut self, paths: &[PathBuf]) -> Result<(), WatchError> {
+    fn begin(&mut self, paths: &[WatchedPath]) -> Result<(), WatchError> {
         let mut roots = Vec::new();
-        for path in paths {
+        for WatchedPath { path, names } in paths {
             let root = canonical(path)
                 .map_err(|error| WatchError::new(path, Errno::from_io_error(&error).unwrap_or(Errno::IO)))?;
             self.links.extend(links_on(path));
             // What is mounted on access has to be mounted before the mounts are counted.
             let _ = root.join(".").metadata();
-            roots.push(root);
+            roots.push((root, names));
         }
         let points = mount_points();
-        for root in roots {
+        for (root, names) in roots {
             let place = lstat(&root).map(|stat| identity(&stat)).map_err(|errno| WatchError::new(&root, errno))?;
-            let state = RootState { place, mounts: mounts_on(&points, &root), number: 0 };
-            self.roots.insert(root, state);
+            let state = RootState { place, mounts: mounts_on(&points, &root), number: 0, names: Vec::new() };
+            self.roots.entry(root).or_insert(state).names.extend_from_slice(names);
         }
         self.is_one_tree = paths.len() == 1 && self.roots.keys().all(|root| root.is_dir());
         // The directory `/`, which has none above it, is never replaced.
@@ -444,9 +444,10 @@ impl Watches {
         Ok(number)
     }
 
-    /// Watches a directory of a root and everything below it, except for directories that cannot be read.
+    /// Watches a directory of a root and everything below it, except for directories that are left out or cannot be
+    /// read.
     fn add_tree(&mut self, top: &Path) -> Result<(), WatchError> {
-        let devices: Option<Vec<_>> = self.is_one_system.then(|| {
+        let devices: Option<Vec<_>> = self.options.is_one_system.then(|| {
             let around = self.roots.iter().filter(|(root, _)| top.starts_with(root));
             around.map(|(_, state)| state.place.0).collect()
         });
@@ -460,8 +461,11 @@ impl Watches {
             let added = self.add(&path, OF_ALL, true).and_then(|_| {
                 let entries = path.read_dir().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
                 let directories = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-                left.extend(directories.filter(is_within).map(|entry| entry.path()));
-                Ok(())
+                let paths = directories.filter(is_within).map(|entry| entry.path());
+                left.extend(paths.filter(|path| !self.is_left_out(path, true)));
+                // What can be listed, but not entered, cannot be read either.
+                let entered = path.join(".").metadata().map(drop);
+                entered.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
             });
             match added {
                 Ok(()) => _ = self.denied.remove(&path),
@@ -596,13 +600,18 @@ impl Watches {
             return false;
         }
         let found = path.symlink_metadata();
-        if self.own.has(&path, found.as_ref().ok()) {
+        let is_directory = flags.contains(ReadFlags::ISDIR);
+        // A file may have another name that is copied, and a directory another path.
+        let has_others = has_others || found.as_ref().is_ok_and(|found| !found.is_dir() && found.nlink() > 1);
+        let is_left_out = || name.is_some() && !is_link && !has_others && self.is_left_out(&path, is_directory);
+        if self.own.has(&path, found.as_ref().ok()) || is_left_out() {
+            // With the next change, the directory gets its time.
             self.touch(&path);
             return false;
         }
         let is_moved = flags.intersects(MOVES);
         self.is_stale |= is_link || is_replaced || is_root && is_moved;
-        if flags.contains(ReadFlags::ISDIR) && is_whole {
+        if is_directory && is_whole {
             if flags.contains(ReadFlags::MOVED_FROM) {
                 self.remove_tree(&path);
             }
@@ -621,6 +630,8 @@ impl Watches {
                     // Watching everything anew finds out the path and the reason.
                     self.is_stale |= self.add_tree(&path).is_err();
                 }
+                // It is still watched, but what changes in it is not copied until it can be read again.
+                Ok(found) if found.is_dir() && is_closed(&path) => _ = self.denied.insert(path.clone()),
                 // The directory that it is in cannot be entered at the moment. It stands for all that come there.
                 Err(error) if comes && error.kind() == ErrorKind::PermissionDenied => {
                     self.denied.insert(directory_of(&path).to_owned());
@@ -633,6 +644,18 @@ impl Watches {
         }
         self.touch(&path);
         true
+    }
+
+    /// Whether patterns leave out an entry of a watched directory, whichever root it is copied with.
+    fn is_left_out(&self, path: &Path, is_directory: bool) -> bool {
+        let Self { roots, options: WatchOptions { patterns, .. }, .. } = self;
+        if patterns.is_empty() || roots.contains_key(path) {
+            return false;
+        }
+        let ways = roots.iter().filter_map(|(root, state)| Some((path.strip_prefix(root).ok()?, &state.names)));
+        let mut names = ways.flat_map(|(below, names)| names.iter().map(move |name| name.join(below))).peekable();
+        let is_any = names.peek().is_some();
+        is_any && names.all(|name| patterns.leave_out(name.as_os_str().as_bytes(), is_directory))
     }
 
     /// Records the directory of an entry.
@@ -693,6 +716,28 @@ fn mounts_on(points: &[PathBuf], path: &Path) -> usize {
     let path: Vec<u8> = path.as_os_str().as_bytes().iter().flat_map(escaped).collect();
     let path = Path::new(OsStr::from_bytes(&path));
     points.iter().filter(|point| path.starts_with(point)).count()
+}
+
+/// Returns what is watched of a path that is listed below `base`, relative to it. What is missing, a link, or closed may
+/// become something else, so all of the directory that it is in is watched.
+pub fn watched_below(base: &Path, listed: &[u8]) -> PathBuf {
+    let names = Path::new(OsStr::from_bytes(listed)).components();
+    let mut below = PathBuf::new();
+    for name in names.filter(|name| matches!(name, Component::Normal(_))) {
+        let next = below.join(name);
+        let path = base.join(&next);
+        match path.symlink_metadata() {
+            Ok(found) if found.is_dir() && !is_closed(&path) => below = next,
+            Ok(found) if found.is_file() => return next,
+            _ => break,
+        }
+    }
+    below
+}
+
+/// Whether this user may not list a directory or enter it.
+fn is_closed(path: &Path) -> bool {
+    path.join(".").read_dir().is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
 }
 
 /// Returns the links on the way to a path, by paths without links above them.

@@ -363,6 +363,9 @@ fn a_report_in_what_is_copied_is_refused() {
         &["-n", "-r", "--json=src/sub/file", "src", "copy"],
         &["--sync", "-r", "--delete", "--json=dst/file", "src/", "dst"],
         &["--sync", "-r", "--delete", "--json=dst/new", "src/", "dst"],
+        // A refusal is told on a stream, but not in a file.
+        &["-r", "--json", "--report=src/sub/file", "src", "copy"],
+        &["--sync", "-r", "--delete", "--json-fd=2", "--trace=dst/file", "src/", "dst"],
         // A missing source is reported before.
         &["-r", "--json=src/sub/file", "missing", "src", "dst"],
     ] {
@@ -391,6 +394,17 @@ fn a_report_in_what_is_copied_is_refused() {
     let mut text = vec![0; 64 << 10];
     let count = pipe.read(&mut text).expect("a report");
     assert!(String::from_utf8_lossy(&text[..count]).contains("\"event\":\"end\""));
+}
+
+#[test]
+fn the_last_event_says_that_the_page_could_not_be_written() {
+    let scratch = Scratch::new();
+    std::fs::create_dir(scratch.join("sub")).expect("a directory");
+    let ended = ended(rdpipe().current_dir(scratch.path()).args(["--json=told", "--report=sub/page", "rm -r sub"]));
+    ended.expect(6).one_line("rdpipe", &["cannot write the report to sub/page"]);
+    let text = std::fs::read_to_string(scratch.join("told")).expect("a report");
+    let told: serde_json::Value = serde_json::from_str(text.lines().last().expect("an event")).expect("an object");
+    assert_eq!((told["exit"].as_u64(), told["failure"]["code"].as_str()), (Some(6), Some("destination")), "{told}");
 }
 
 #[test]

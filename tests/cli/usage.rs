@@ -293,6 +293,17 @@ fn a_word_that_an_option_has_taken_is_named() {
     }
 }
 
+/// It would be written to a file that has the directory's name.
+#[test]
+fn standard_input_has_no_name_for_a_directory() {
+    let scratch = Scratch::new();
+    for directory in ["incoming", "h1:incoming"] {
+        let told = ended(rdcp().args(["-t", directory, "-"]).current_dir(scratch.path()));
+        told.expect(1).one_line("rdcp", &["standard input has no name", "name a file as DST"]);
+    }
+    assert!(scratch.names().is_empty());
+}
+
 #[test]
 fn the_program_names_its_commands() {
     let run = |word| ended(Command::new(PROGRAM).arg(word));

@@ -622,6 +622,26 @@ fn an_interrupted_copy_says_how_it_goes_on() {
     assert!(said.ends_with(" kept in total\n"), "{said}");
 }
 
+/// Hosts that do not answer may have kept all that has come.
+#[test]
+fn what_silent_hosts_may_have_kept_is_not_denied() {
+    let lab = Lab::new();
+    lab.tree("src", 80 << 20);
+    let mut arguments = vec![OsString::from("-r"), "--bwlimit=8M".into(), "src".into()];
+    arguments.extend(lab.to(2));
+    let mut process = lab.start_many(&arguments);
+    (1..=2).for_each(|host| lab.await_bytes(host, 4 << 20, &mut process));
+    let agents = [1, 2].map(|host| lab.agent(host));
+    agents.iter().for_each(|&agent| kill_process(agent, Signal::STOP).expect("it runs"));
+    process.signal(Signal::INT);
+    let ended = process.wait();
+    // Their launchers may have ended them.
+    agents.iter().for_each(|&agent| _ = kill_process(agent, Signal::KILL));
+    let said = "rdcp: interrupted; 0 of 2 hosts are complete; not all hosts answered; \
+                run again with --sync -T to resume from what they may have kept\n";
+    assert!(ended.code == 130 && ended.stderr.ends_with(said), "{}", ended.stderr);
+}
+
 impl Lab {
     /// Makes a tree of small files, and DST on two hosts.
     fn many_files_and_directories(&self) {

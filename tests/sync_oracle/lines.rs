@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 
 use crate::changes::{changed, unlinked, without_temporaries};
 use crate::copies::{Way, limited};
+use crate::itemize::printed;
 use crate::modes::BASE;
 use crate::random::UMASK;
 use crate::random::is_meant;
@@ -310,6 +311,51 @@ fn a_path_that_begins_with_a_dot_leads_through_the_source_itself() {
                 let lines = wrong(&lab, [theirs, ours], is_fine);
                 assert!(lines.is_empty(), "{options:?} {source} {way:?} {is_there}:\n{}", lines.join("\n"));
             }
+        }
+    }
+}
+
+/// Paths that do not fit into one message are one copy all the same: names of one file stay together, wherever in the
+/// list they are, `-n` prints what the copy prints, and `--delete-after` is not refused.
+#[test]
+fn more_paths_than_one_message_holds_are_one_copy() {
+    let names: Vec<String> = (0..600).map(|number| format!("d/{number:0240}")).collect();
+    let (first, last) = (&names[0], &names[599]);
+    for way in [Way::Within, Way::Push, Way::Pull, Way::Between] {
+        for is_list in [true, false] {
+            let lab = Lab::new();
+            for directory in ["src/d", "rsync", "rdcp"] {
+                fs::create_dir_all(lab.join(directory)).expect("directories");
+            }
+            for name in &names[..599] {
+                fs::write(lab.join("src").join(name), name).expect("a file");
+            }
+            fs::hard_link(lab.join("src").join(first), lab.join("src").join(last)).expect("linked");
+            fs::write(lab.join("list"), names.join("\n")).expect("a file");
+            let options: &[&str] =
+                if is_list { &["-r", "--delete-after", "--files-from=list"] } else { &["-r", "--delete-after"] };
+            let sources: Vec<String> = match is_list {
+                true => vec!["src/".to_owned()],
+                false => names.iter().map(|name| format!("src/{name}")).collect(),
+            };
+            let theirs = by_rsync(&lab, options, &sources, "rsync/");
+            let at = |host: &str, path: &str| format!("{host}{}", lab.join(path).display());
+            let run = |more: &[&str]| {
+                let mut command = lab.command(rdcp(), "rsh", AGENT);
+                command.args(["--sync", "--itemize-changes", "--encrypt", "never"]).args(options).args(more);
+                command.args(sources.iter().map(|path| at(way.source(0), path))).arg(at(way.destination(), "rdcp/"));
+                printed(&lab, &command)
+            };
+            let (foreseen, ours) = (run(&["-n"]), run(&[]));
+            assert_eq!(foreseen.ended.code, 0, "{way:?} {is_list}: {}", foreseen.ended.stderr);
+            assert!(ours.lines.len() >= names.len() && foreseen.lines == ours.lines, "{way:?} {is_list}");
+            let inode = |name: &str| {
+                let path = lab.join("rdcp").join(if is_list { name } else { &name[2..] });
+                fs::metadata(path).expect("copied").ino()
+            };
+            assert_eq!(inode(first), inode(last), "{way:?} {is_list}");
+            let lines = wrong(&lab, [theirs, ours.ended], |_, _| false);
+            assert!(lines.is_empty(), "{way:?} {is_list}:\n{}", lines.join("\n"));
         }
     }
 }

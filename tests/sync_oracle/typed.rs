@@ -120,12 +120,15 @@ fn planted(options: &[&str]) -> Lab {
 }
 
 fn operands(lab: &Lab, options: &[&str], way: Way) -> [String; 2] {
+    operands_of(lab, if options.contains(&"-R") { "src/./e" } else { "src/" }, "rdcp/", way)
+}
+
+fn operands_of(lab: &Lab, source: &str, destination: &str, way: Way) -> [String; 2] {
     let at = |host: &str, path: &str| match host {
         "" => path.to_owned(),
         host => format!("{host}{}/{path}", lab.0.path().display()),
     };
-    let source = if options.contains(&"-R") { "src/./e" } else { "src/" };
-    [at(way.source(0), source), at(way.destination(), "rdcp/")]
+    [at(way.source(0), source), at(way.destination(), destination)]
 }
 
 /// Whether the line is not about a file with several names. Which name comes first depends on the order of the walk.
@@ -330,6 +333,41 @@ fn listed_paths_go_through_links_as_by_rsync() {
         hold_list(&lab, &["-r"], "link/f", Way::Push);
         assert!(lab.join("rdcp/link").symlink_metadata().is_ok_and(|found| found.is_dir()), "{leads_to}");
         assert_eq!(fs::read_dir(lab.join("elsewhere")).expect("it").count(), 0, "nothing was followed");
+    }
+}
+
+/// SRC itself is a link to a directory, which is followed: it goes into DST, in the first run and in all others.
+#[test]
+fn a_source_that_is_a_followed_link_is_a_directory_as_by_rsync() {
+    let cases = [("-k", true), ("-k", false), ("--copy-unsafe-links", true), ("--copy-unsafe-links", false)];
+    for (number, (option, is_there)) in cases.into_iter().enumerate() {
+        let (lab, way) = (Lab::new(), WAYS[number % WAYS.len()]);
+        plant(&lab.join("real"), &[("f", 3, 1), ("sub/g", 4, 1)], b'n', 0);
+        let target = if option == "-k" { Path::new("real").to_owned() } else { lab.join("real") };
+        symlink(target, lab.join("source")).expect("a link");
+        if is_there {
+            ["rsync", "rdcp"].iter().for_each(|name| fs::create_dir(lab.join(name)).expect("a directory"));
+        }
+        for run in 0..3 {
+            let mut theirs = Command::new("rsync");
+            theirs.args(BASE).args(["-r", option, "source", "rsync"]);
+            let theirs = printed(&lab, &theirs).ended;
+            let mut ours = lab.command(rdcp(), "rsh", AGENT);
+            ours.args(["--sync", "-r", "--encrypt", "never", "--manifest=list", option]);
+            let ours = printed(&lab, ours.args(operands_of(&lab, "source", "rdcp", way))).ended;
+            let what = format!("{option} {way:?} {is_there} {run}: {}{}", theirs.stderr, ours.stderr);
+            assert_eq!((theirs.code, ours.code), (0, 0), "{what}");
+            let findings = differences(&found(&lab.join("rsync")), &found(&lab.join("rdcp")), &[b""]);
+            let lines: Vec<String> = findings.iter().map(Finding::shown).collect();
+            assert!(lines.is_empty() && lab.join("rdcp/source/sub/g").exists(), "{what}\n{}", lines.join("\n"));
+            let mut check = lab.command(rdcp(), "rsh", AGENT);
+            let checked = printed(&lab, check.args(["--check", "list", "rdcp/source"])).ended;
+            assert_eq!(checked.code, 0, "{what}{}", checked.stderr);
+        }
+        let mut into_itself = lab.command(rdcp(), "rsh", AGENT);
+        into_itself.args(["--sync", "-r", option, "source", "real/copy"]);
+        let refused = printed(&lab, &into_itself).ended;
+        assert!(refused.code == 1 && refused.stderr.contains("into itself"), "{option}: {}", refused.stderr);
     }
 }
 

@@ -111,11 +111,7 @@ impl<'a> Xattrs<'a> {
     /// Appends an attribute to a buffer for [`Xattrs::new`]. Returns whether it fits: the name has 1 to
     /// [`NAME_BYTES_MAX`] bytes and no zero, and all attributes together have at most [`XATTRS_BYTES_MAX`].
     pub fn push(buffer: &mut Vec<u8>, name: &[u8], value: &[u8]) -> bool {
-        if name.is_empty()
-            || name.len() > NAME_BYTES_MAX
-            || name.contains(&0)
-            || buffer.len() + 6 + name.len() + value.len() > XATTRS_BYTES_MAX
-        {
+        if extension::short_name(name).is_err() || buffer.len() + 6 + name.len() + value.len() > XATTRS_BYTES_MAX {
             return false;
         }
         buffer.extend((name.len() as u16).to_le_bytes());
@@ -149,10 +145,7 @@ impl<'a> Xattrs<'a> {
         let name = reader.bytes(length)?;
         let length = reader.u32()? as usize;
         let value = reader.bytes(length)?;
-        if name.is_empty() || name.len() > NAME_BYTES_MAX || name.contains(&0) {
-            return Err(TreeError::Name);
-        }
-        Ok(Some((name, value)))
+        Ok(Some((extension::short_name(name)?, value)))
     }
 
     fn decode(reader: &mut Reader<'a>) -> Result<Self, TreeError> {
@@ -253,7 +246,7 @@ pub enum Record<'a> {
         size: u64,
     },
     /// The next record is that of a listed file, with its contents: a [`Record::File`] or [`Record::Large`] of the same
-    /// name, to be placed in the listed file's directory.
+    /// name, to be placed in the listed file's directory. Or it is a [`Record::Vanished`] of that name.
     Wanted {
         /// Number of the listed file.
         number: u64,
@@ -273,6 +266,11 @@ pub enum Record<'a> {
     Gone {
         /// Number of the listed file.
         number: u64,
+    },
+    /// An entry has disappeared since its directory was read. What the receiver has under this name stays.
+    Vanished {
+        /// Name of the entry.
+        name: &'a [u8],
     },
     /// Not all entries of the directory entered last have been or will be sent, so nothing may be deleted there.
     Incomplete,
@@ -323,7 +321,7 @@ pub enum TreeError {
     /// The types of one entry's extensions do not ascend.
     #[error("extensions out of order")]
     Extension,
-    /// The record after [`Record::Wanted`] is not a file.
+    /// The record after [`Record::Wanted`] is neither a file nor [`Record::Vanished`].
     #[error("listed file without its contents")]
     Wanted,
     /// A record follows the end.
@@ -355,6 +353,7 @@ const KIND_SAME: u8 = 12;
 const KIND_GONE: u8 = 13;
 const KIND_INCOMPLETE: u8 = 14;
 const KIND_DIFFERS: u8 = 15;
+const KIND_VANISHED: u8 = 16;
 
 impl<'a> Record<'a> {
     /// Returns the length of the encoded record, in bytes.
@@ -385,6 +384,10 @@ impl<'a> Record<'a> {
             Self::Same { number } => out.number(KIND_SAME, number),
             Self::Differs { number } => out.number(KIND_DIFFERS, number),
             Self::Gone { number } => out.number(KIND_GONE, number),
+            Self::Vanished { name } => {
+                out.put(&[KIND_VANISHED]);
+                out.name(name);
+            }
             Self::File { name, metadata, data } => {
                 out.entry(KIND_FILE, name, &metadata);
                 out.put(&(data.len() as u32).to_le_bytes());
@@ -497,6 +500,7 @@ impl<'a> Record<'a> {
             KIND_SAME => Self::Same { number: reader.u64()? },
             KIND_DIFFERS => Self::Differs { number: reader.u64()? },
             KIND_GONE => Self::Gone { number: reader.u64()? },
+            KIND_VANISHED => Self::Vanished { name: reader.name()? },
             KIND_INCOMPLETE => Self::Incomplete,
             kind => return Err(TreeError::Kind(kind)),
         };
@@ -518,7 +522,8 @@ impl<'a> Record<'a> {
             | Self::Symlink { name, .. }
             | Self::HardLink { name, .. }
             | Self::Special { name, .. }
-            | Self::Listed { name, .. } => Some(name),
+            | Self::Listed { name, .. }
+            | Self::Vanished { name } => Some(name),
             Self::Leave
             | Self::Wanted { .. }
             | Self::Same { .. }
@@ -589,7 +594,7 @@ impl Order {
             return Err(TreeError::End);
         }
         let is_wanted = std::mem::take(&mut self.expects_wanted);
-        if is_wanted && !matches!(record, Record::File { .. } | Record::Large { .. }) {
+        if is_wanted && !matches!(record, Record::File { .. } | Record::Large { .. } | Record::Vanished { .. }) {
             return Err(TreeError::Wanted);
         }
         if let Some(name) = record.name().filter(|_| !is_wanted) {
@@ -647,6 +652,7 @@ impl Order {
             | Record::Same { .. }
             | Record::Differs { .. }
             | Record::Gone { .. }
+            | Record::Vanished { .. }
             | Record::Incomplete => {}
         }
         Ok(())

@@ -1,7 +1,7 @@
 use super::*;
 use crate::fs::close::tests::where_calls_fail;
 
-fn find(patterns: &[&[u8]], links: bool, expand: bool) -> (Vec<Found>, Vec<IoFact>) {
+fn find(patterns: &[&[u8]], links: Followed, expand: bool) -> (Vec<Found>, Vec<IoFact>) {
     let (mut found, mut missing) = (Vec::new(), Vec::new());
     super::find(patterns, links, expand, |one| match one {
         Ok(one) => found.push(one),
@@ -24,7 +24,7 @@ impl Scratch {
 
     fn find(&self, name: &str) -> Found {
         let path = self.0.join(name);
-        find(&[path.as_os_str().as_bytes()], true, false).0.remove(0)
+        find(&[path.as_os_str().as_bytes()], Followed::default(), false).0.remove(0)
     }
 
     /// Returns where the first source's copy will be, below the scratch directory.
@@ -291,10 +291,45 @@ fn a_pattern_whose_directory_cannot_be_read_is_not_taken_for_one_that_matches_no
     let (unread, all) = (directory.join("*"), scratch.0.join("fil*"));
     let patterns = [&unread, &all].map(|path| path.as_os_str().as_bytes());
     set_mode(0o311);
-    let (found, missing) = names::without_privileges(|| find(&patterns, true, true));
+    let (found, missing) = names::without_privileges(|| find(&patterns, Followed::default(), true));
     set_mode(0o755);
     assert_eq!(found.iter().map(|found| &found.name[..]).collect::<Vec<_>>(), [b"file"]);
     assert_eq!(missing, [std_fact(directory.as_os_str(), &std::io::Error::from(Errno::ACCESS))]);
+}
+
+#[test]
+fn a_link_that_the_walk_will_follow_is_what_it_leads_to() {
+    use Kind::{Directory, File, Symlink};
+    let scratch = Scratch::new("followed");
+    let out = |name: &str| scratch.0.join(name);
+    let links: [(&str, PathBuf); 5] = [
+        ("to-dir", "dir".into()),
+        ("to-file", "file".into()),
+        ("out-dir", out("dir")),
+        ("out-file", out("file")),
+        ("lost", out("nowhere")),
+    ];
+    for (name, target) in &links {
+        std::os::unix::fs::symlink(target, scratch.0.join(name)).expect("a link");
+    }
+    let paths = links.map(|(name, _)| bytes(&scratch.0.join(name)));
+    let patterns = paths.each_ref().map(|path| &path[..]);
+    let none = Followed::default();
+    let to_directories = Followed { to_directories: true, ..none };
+    for (links, expected, lost) in [
+        (none, &[Symlink; 5][..], 0),
+        (to_directories, &[Directory, Symlink, Directory, Symlink, Symlink], 0),
+        (Followed { leading_out: true, ..none }, &[Symlink, Symlink, Directory, File, Symlink], 0),
+        (Followed { all: true, ..none }, &[Directory, File, Directory, File], 1),
+    ] {
+        let (found, missing) = find(&patterns, links, false);
+        let kinds: Vec<Kind> = found.iter().map(|found| found.kind).collect();
+        assert_eq!((&kinds[..], missing.len()), (expected, lost), "{links:?}");
+    }
+    let sources = find(&patterns[..1], to_directories, false).0;
+    let path = bytes(&scratch.0.join("dir/new"));
+    let asked = Place { path, sources, same_kernel: true, ..Place::default() };
+    assert_eq!(place(&asked, false).map_err(|fault| fault.exit), Err(1), "into itself");
 }
 
 /// With `-x`, a copy of `/` may go to a file system that is mounted below.
@@ -304,7 +339,7 @@ fn a_copy_that_crosses_no_mount_point_may_go_behind_one() {
         let asked = Place {
             path: b"/dev/shm/rd-place-none".to_vec(),
             exact: true,
-            sources: find(&[&b"/"[..]], true, false).0,
+            sources: find(&[&b"/"[..]], Followed::default(), false).0,
             same_kernel: true,
             one_file_system,
             ..Place::default()

@@ -10,7 +10,7 @@ use super::{DoctorArguments, Format, Section, of_found, of_host};
 use crate::cli::report::area::ProgressArea;
 use crate::fault::{Failure, escaped};
 use crate::job::Setup;
-use crate::job::examine::many::{Step, Survey};
+use crate::job::examine::many::{Step, survey};
 use crate::job::targets::folded;
 use crate::measure::matrix::Matrix;
 use crate::measure::{Facts, Finding, Fix, Level};
@@ -42,15 +42,10 @@ pub(super) fn examine(
     here: &Facts,
 ) -> Result<(), Failure> {
     let seconds = arguments.seconds.unwrap_or(SECONDS);
-    let survey = Survey {
-        setup,
-        hosts,
-        lasting: (seconds > 0).then(|| Duration::from_secs(seconds.into())),
-        within: Duration::from_secs(arguments.within.into()),
-        transfer,
-    };
+    let lasting = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
+    let within = Duration::from_secs(arguments.within.into());
     let mut area = ProgressArea::at_terminal("rddoctor", true);
-    let surveyed = survey.run(here, &mut |step| area.draw(&[step_line(step)]))?;
+    let surveyed = survey(setup, hosts, lasting, within, transfer, here, &mut |step| area.draw(&[step_line(step)]))?;
     drop(area);
     let mut sections = vec![of_host("this host", "here", here)];
     for (host, found) in hosts.iter().zip(surveyed.hosts) {

@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 
 use super::letters::{Behind, LETTERS};
+use super::uri::is_there;
 use crate::options::parse_bytes;
 
 impl Behind {
@@ -40,10 +41,12 @@ pub(super) fn is_key(word: &OsStr) -> bool {
     std::path::Path::new(&public).exists() || begins(word)
 }
 
-/// Whether a word is a file or directory that ssh cannot take as a key. It takes a public key, because its agent may
-/// have the other half, and a key with text before it.
+/// Whether a word is a file or directory that ssh cannot take as a key, or a path on another host. ssh takes a public
+/// key, because its agent may have the other half, a key with text before it, and `pkcs11:` with the name of a token.
 pub fn is_no_key(word: &OsStr) -> bool {
-    let Ok(found) = std::fs::metadata(word) else { return false };
+    let Ok(found) = std::fs::metadata(word) else {
+        return is_there(word) && !word.as_bytes().starts_with(b"pkcs11:");
+    };
     if !found.is_file() || is_key(word) {
         return found.is_dir();
     }

@@ -181,6 +181,9 @@ fn what_hands_type() {
         ("--exclude -sync a h:", "--exclude=-sync a h:"),
         ("--json x.json a h:", "--json x.json a h: (note)"),
         ("--json a h:x.json", "--json a h:x.json"),
+        ("--digest-cache /no/such a h:", "--digest-cache /no/such a h: (note)"),
+        ("--digest-cache a h:", "--digest-cache a h:"),
+        ("--digest-cache=/no/such a h:", "--digest-cache=/no/such a h:"),
         ("--compress zstd a h:", "--compress zstd a h:"),
         ("--compress gzip a h:", "!"),
         ("-S /no/such/ssh a h:", "!"),
@@ -276,7 +279,16 @@ fn what_may_be_a_key_is_no_source() {
     std::fs::write(path.with_extension("pub"), "").expect("written");
     assert!(!is_no_key(path.as_os_str()), "with its public half");
     assert!(is_no_key(scratch.path().as_os_str()));
-    assert!(!is_no_key(OsStr::new("/dev/null")) && !is_no_key(OsStr::new("/no/such/key")));
+    for (name, is_source) in [
+        ("/dev/null", false),
+        ("/no/such/key", false),
+        ("/no/such:key", false),
+        ("pkcs11:token=me", false),
+        ("nas:a.csv", true),
+        ("me@nas:", true),
+    ] {
+        assert_eq!(is_no_key(OsStr::new(name)), is_source, "{name}");
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use rd_proto::session::Counters;
 
 use super::*;
 use crate::engine::{Figures, Line};
-use crate::options::{Compress, Encryption, Rule, Rules, Transport, Verify};
+use crate::options::{Compress, Encryption, Followed, Rule, Rules, Transport, Verify};
 use crate::transport::Medium;
 use crate::tree::check::{Aspect, Finding};
 use crate::tree::entries::{Change, Effect, FileKind, differs};
@@ -162,7 +162,13 @@ pub fn samples() -> Vec<(&'static str, Message)> {
     };
     vec![
         ("hello", Message::Hello(hello)),
-        ("find", Message::Find { patterns: vec![b"*.\xfe".to_vec().into()], links: true }),
+        (
+            "find",
+            Message::Find {
+                patterns: vec![b"*.\xfe".to_vec().into()],
+                links: Followed { to_directories: true, ..Followed::default() },
+            },
+        ),
         ("found", Message::Found(vec![found])),
         ("found-all", Message::FoundAll),
         ("place", Message::Place(place)),
@@ -208,6 +214,8 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         ("entries-taken", Message::EntriesTaken(1)),
         ("manifest", Message::Manifest(b"rdcp manifest 1\n".to_vec())),
         ("manifest-taken", Message::ManifestTaken),
+        ("sources", Message::Sources(Sources { roots: vec![root.clone()], names: names.clone() })),
+        ("sources-taken", Message::SourcesTaken),
         ("examine", Message::Examine),
         ("examined", Message::Examined(b"facts".to_vec())),
         ("open-probe", Message::OpenProbe { ports: Some((7000, 7009)) }),
@@ -280,7 +288,16 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         ("broadcast-next", Message::BroadcastNext(true)),
         ("broadcast-ended", Message::BroadcastEnded(Box::new(report))),
         ("broadcast-leave", Message::BroadcastLeave),
-        ("watch", Message::Watch(vec![b"~/photos/".to_vec().into()], true)),
+        (
+            "watch",
+            Message::Watch(Watch {
+                paths: vec![b"~/photos/".to_vec().into()],
+                is_one_system: true,
+                only: vec![b"a/b".to_vec().into()],
+                rules: Rules(vec![Rule { pattern: b"*.o".to_vec().into(), is_include: false }]),
+                digest_cache: Some(b"/c".to_vec().into()),
+            }),
+        ),
         ("watched", Message::Watched),
         ("tell-changes", Message::TellChanges),
         ("changed", Message::Changed(Some(vec![b"a".to_vec().into(), b"a/b".to_vec().into()]))),

@@ -5,6 +5,7 @@ use minicbor::{Decode, Encode};
 use rd_proto::tree::{NAME_BYTES_MAX, PATH_BYTES_MAX};
 
 use super::{Endpoint, MESSAGE_BYTES_MAX};
+use crate::tree::Root;
 use crate::tree::progress::Amount;
 use crate::tree::sink::KeptState;
 
@@ -61,6 +62,80 @@ pub struct Found {
     /// Inode number of the source.
     #[n(5)]
     pub inode: u64,
+}
+
+/// Maximum size of the sources and names that a host takes before a BEGIN, as [`Sources::bytes`] counts them. A list
+/// has 64 MiB at most, but a path counts more than its own bytes, because it takes more memory.
+pub const SOURCES_BYTES_MAX: usize = 128 << 20;
+
+/// Sources of a session, and their names at the destination. A sending end needs no names, a receiving end no sources.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct Sources {
+    /// The files and trees to send or copy.
+    #[n(0)]
+    pub roots: Vec<Root>,
+    /// The names, as in [`super::Job::ReceiveTree`].
+    #[n(1)]
+    pub names: Vec<ByteVec>,
+}
+
+impl Sources {
+    /// Returns how many bytes of a message they take at most.
+    pub fn bytes(&self) -> usize {
+        self.roots.iter().map(root_bytes).chain(self.names.iter().map(path_bytes)).sum()
+    }
+
+    /// Splits them into parts of at most `bytes_max` bytes, unless a single path is longer.
+    pub fn parts(self, bytes_max: usize) -> impl Iterator<Item = Self> {
+        let roots = self.roots.into_iter().flat_map(|root| {
+            let Some(only) = &root.only else { return vec![root] };
+            let lists = only.batches(bytes_max / 2).into_iter();
+            lists.map(|only| Root { path: root.path.clone(), name: root.name.clone(), only: Some(only) }).collect()
+        });
+        let (roots, names) = (split(roots, bytes_max, root_bytes), split(self.names, bytes_max, path_bytes));
+        let roots = roots.into_iter().map(|roots| Self { roots, names: Vec::new() });
+        roots.chain(names.into_iter().map(|names| Self { roots: Vec::new(), names }))
+    }
+
+    /// Adds the next part. Parts of a list become one list.
+    pub fn add(&mut self, part: Self) {
+        for mut root in part.roots {
+            if let Some(last) = self.roots.last_mut()
+                && (&last.path, &last.name) == (&root.path, &root.name)
+                && let (Some(list), Some(more)) = (&mut last.only, &mut root.only)
+            {
+                list.paths.append(&mut more.paths);
+            } else {
+                self.roots.push(root);
+            }
+        }
+        self.names.extend(part.names);
+    }
+}
+
+fn root_bytes(root: &Root) -> usize {
+    let listed: usize = root.only.iter().flat_map(|only| &only.paths).map(path_bytes).sum();
+    root.path.len() + root.name.len() + 64 + listed
+}
+
+fn path_bytes(path: &ByteVec) -> usize {
+    path.len() + 8
+}
+
+/// Splits items into parts of at most `bytes_max` bytes, or of a single item.
+fn split<T>(items: impl IntoIterator<Item = T>, bytes_max: usize, bytes_of: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
+    let (mut parts, mut bytes) = (Vec::<Vec<T>>::new(), 0);
+    for item in items {
+        bytes += bytes_of(&item);
+        match parts.last_mut() {
+            Some(part) if bytes <= bytes_max => part.push(item),
+            _ => {
+                bytes = bytes_of(&item);
+                parts.push(vec![item]);
+            }
+        }
+    }
+    parts
 }
 
 /// Asks where at the destination copies would be placed.

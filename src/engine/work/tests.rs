@@ -46,6 +46,37 @@ fn a_chunk_is_encrypted_while_all_workers_wait() {
     source.cancel();
 }
 
+/// The file system may take long to answer, and the session's loop must not wait for that.
+#[test]
+fn a_worker_finds_that_a_file_has_changed() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("file");
+    std::fs::write(&path, [7; 2 * CHUNK]).expect("a file");
+    let source = Source::new(Source::open(&path).expect("a file"), "file".as_ref(), CHUNK);
+    let Ok(Source::File(source)) = source else { panic!("a file") };
+    let longer = std::fs::File::options().write(true).open(&path).and_then(|file| file.set_len(3 * CHUNK as u64));
+    longer.expect("it");
+    let keys = PayloadKeys::new(PayloadSecret::from_bytes([7; 32]), Accept::Checksummed);
+    let mut shared = Shared::new(keys, Compress::Off, Pace::new(None));
+    shared.source = Some(Parts::File(Box::new(source)));
+    let (events, told) = unbounded();
+    let jobs = start(&Arc::new(shared), &events).expect("workers");
+    let (_pool, buffers) = Pool::new(2, NonZeroUsize::new(CHUNK).expect("some")).expect("a pool");
+    for buffer in buffers {
+        jobs.send(Job::Read(buffer, false)).expect("workers");
+    }
+    let (mut sealed, mut failed) = (0, 0);
+    while sealed + failed < 2 {
+        match told.recv_timeout(LIMIT) {
+            Ok(Event::Sealed(..)) => sealed += 1,
+            Ok(Event::SourceFailed(..)) => failed += 1,
+            Ok(Event::Queued(_)) => {}
+            _ => panic!("a part is neither sealed nor refused"),
+        }
+    }
+    assert_eq!((sealed, failed), (1, 1), "the last part is refused");
+}
+
 /// Reads that wait for a rate limit hold up all workers, and many more reads may be in the queue.
 #[test]
 fn under_a_limit_a_chunk_is_encrypted_at_once() {

@@ -360,8 +360,8 @@ impl Copy<'_> {
             Update::Failed(failure) => return Err(failure),
             Update::Signal(libc::SIGTSTP) => self.job.suspend(),
             Update::Signal(number) => {
-                let kept_bytes = self.stop_nodes(run, number as u8);
-                self.tell_interrupted(run, kept_bytes);
+                let (kept_bytes, have_answered) = self.stop_nodes(run, number as u8);
+                self.tell_interrupted(run, kept_bytes, have_answered);
                 return Err(Failure::silent(Exit::Signal(number as u8)));
             }
         }
@@ -435,8 +435,8 @@ impl Copy<'_> {
     }
 
     /// Ends all nodes and copies, and waits for a limited time until they have ended. Returns the number of bytes that
-    /// are kept on all hosts together.
-    fn stop_nodes(&mut self, run: &Run, number: u8) -> u64 {
+    /// are kept on all hosts together, and whether all hosts have answered.
+    fn stop_nodes(&mut self, run: &Run, number: u8) -> (u64, bool) {
         for hop in run.links.hops().chain(run.copies.keys().copied()) {
             self.job.stop(hop, number);
         }
@@ -446,13 +446,14 @@ impl Copy<'_> {
         let is_open = |node: &Node| !self.job.hosts[run.links.hosts[*node]].gone && run.target(*node).report.is_none();
         let open = (1..=run.streaming).filter(is_open);
         let mut left: HashSet<usize> = open.map(|node| run.links.hosts[node]).collect();
-        let (mut kept, deadline) = (run.kept.clone(), Instant::now() + STOP_MAX);
+        let (mut kept, mut is_lost, deadline) = (run.kept.clone(), false, Instant::now() + STOP_MAX);
         // A host that keeps sending messages without ending is waited for no longer than a silent host.
         while Instant::now() < deadline && (!left.is_empty() || run.copies.keys().any(|&hop| self.job.is_heard(hop))) {
             match self.job.next(deadline) {
-                Some(Update::Host(host, Message::BroadcastEnded(_)) | Update::Gone(host, _)) => {
+                Some(Update::Host(host, Message::BroadcastEnded(_))) => {
                     left.remove(&host);
                 }
+                Some(Update::Gone(host, _)) => is_lost |= left.remove(&host),
                 Some(Update::Host(host, Message::Kept(said))) => {
                     kept.insert(host, said.bytes);
                 }
@@ -464,13 +465,14 @@ impl Copy<'_> {
                 None => break,
             }
         }
+        let have_answered = left.is_empty() && !is_lost && run.copies.keys().all(|&hop| self.job.hops[hop].is_over());
         // A host that had to begin anew may have the whole tree by now.
         let lacks = |host: &usize| run.links.node_of(*host).is_some_and(|node| run.target(node).done_after.is_none());
-        kept.into_iter().filter(|(host, _)| lacks(host)).map(|(_, bytes)| bytes).sum()
+        (kept.into_iter().filter(|(host, _)| lacks(host)).map(|(_, bytes)| bytes).sum(), have_answered)
     }
 
     /// Tells the user how far an interrupted copy has come, and how to resume it.
-    fn tell_interrupted(&mut self, run: &Run, kept_bytes: u64) {
+    fn tell_interrupted(&mut self, run: &Run, kept_bytes: u64, have_answered: bool) {
         let all: Vec<usize> = (0..run.targets.len()).filter(|&at| run.counts(at)).collect();
         let (done, all) = (all.iter().filter(|&&at| run.targets[at].is_complete()).count(), all.len());
         let others = if done > 0 { " on the others" } else { "" };
@@ -480,12 +482,19 @@ impl Copy<'_> {
         let are_dst: Vec<bool> = placed.map(|placed| placed.as_name.is_some()).collect();
         let (plan, several) = (&self.plan, self.are_several(&run.found));
         let again = again(&plan.tree, plan.exact, plan.directory, several, &run.found, &are_dst);
-        let again = again.map(|with| format!(", run again{with} to resume")).unwrap_or_default();
-        let kept = match kept_bytes {
-            0 => format!("; nothing kept{others} to resume"),
-            bytes => format!("; {} kept{others} in total{again}", size_words(bytes)),
+        let again = |joint: &str| again.map(|with| format!("{joint} run again{with} to resume"));
+        let kept = match (kept_bytes, have_answered) {
+            (0, true) => format!("nothing kept{others} to resume"),
+            (0, false) => {
+                let again = again(";").map(|again| format!("{again} from what they may have kept"));
+                format!("not all hosts answered{}", again.unwrap_or_default())
+            }
+            (bytes, _) => {
+                let least = if have_answered { "" } else { "at least " };
+                format!("{least}{} kept{others} in total{}", size_words(bytes), again(",").unwrap_or_default())
+            }
         };
-        self.say(&format!("interrupted; {done} of {all} hosts are complete{kept}"));
+        self.say(&format!("interrupted; {done} of {all} hosts are complete; {kept}"));
     }
 
     fn show_hosts(&mut self, run: &mut Run) {

@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use super::Copy;
-use crate::control::frames::{Kept, Message};
+use crate::agent::words::UNANSWERED;
+use crate::control::frames::{Kept, Message, Report};
 use crate::fault::{Exit, Failure};
 use crate::job::hop::Side;
 use crate::job::plan::Spec;
@@ -73,5 +74,71 @@ impl Copy<'_> {
             }
         }
         self.job.hops[hop].is_over()
+    }
+}
+
+/// Completes the line of a session that has lost its link by what has become of the copy, as far as the receiver has
+/// said that. `is_last`: whether no other session follows, and nothing has failed before. `has_kept`: whether the receiver
+/// has said what it keeps, which [`Copy::add_kept`] adds. `finds_files`: whether another run finds the files that this one
+/// has completed.
+pub(super) fn explain_loss(
+    line: &mut String,
+    label: &str,
+    received: Option<&Report>,
+    (is_last, has_kept, finds_files): (bool, bool, bool),
+) {
+    let is_unanswered = line.contains(UNANSWERED);
+    match received {
+        Some(Report { fault: None, tree, .. }) if is_unanswered => {
+            let is_whole = is_last && (tree.failed, tree.failed_there) == (0, 0);
+            let but = if is_whole { "the copy is complete" } else { "all else that was sent is copied" };
+            *line = format!("lost the link to {label} {UNANSWERED}, but {but}");
+        }
+        _ if is_unanswered && has_kept => *line = format!("lost the link to {label} before the copy was complete"),
+        // It may be complete. If DST is a new directory then, the same command would copy into it.
+        _ if is_unanswered || has_kept => {}
+        Some(_) if finds_files => *line += "; files received in full are kept, run again to resume",
+        Some(_) => {}
+        None => *line += &format!("; run again to resume from what {label} may have kept"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rd_proto::session::Outcome;
+
+    use super::*;
+    use crate::agent::words;
+    use crate::control::frames::Fault;
+
+    /// Nothing is promised that may not be so, and a copy that may be complete is not to be made again inside itself.
+    #[test]
+    fn a_lost_link_is_told_with_what_became_of_the_copy() {
+        const UNKNOWN: &str =
+            " before its answer: all data was sent, but the outcome is unknown; look there before running it again";
+        let (well, mut partly) = (Report::default(), Report::default());
+        partly.tree.failed = 1;
+        let lost = Report { fault: Some(Fault::plain(Exit::LinkLost.code(), "")), ..Report::default() };
+        for (unanswered, received, has_kept, finds_files, expected) in [
+            (false, Some(&lost), true, true, ""),
+            (false, Some(&lost), false, true, "; files received in full are kept, run again to resume"),
+            (false, Some(&lost), false, false, ""),
+            (false, None, true, true, ""),
+            (false, None, false, false, "; run again to resume from what h may have kept"),
+            (true, Some(&well), false, true, " before its answer, but the copy is complete"),
+            (true, Some(&partly), false, true, " before its answer, but all else that was sent is copied"),
+            (true, Some(&lost), true, true, " before the copy was complete"),
+            (true, Some(&lost), false, true, UNKNOWN),
+            (true, None, true, true, " before the copy was complete"),
+            (true, None, false, true, UNKNOWN),
+        ] {
+            let told = words::outcome(&Outcome::LinkLost { unanswered }, None, "h");
+            let mut line = told.and_then(|failure| failure.message).expect("a line");
+            explain_loss(&mut line, "h", received, (true, has_kept, finds_files));
+            assert_eq!(line.strip_prefix("lost the link to h"), Some(expected), "{unanswered} {received:?} {has_kept}");
+        }
+        let mut line = format!("lost the link to h {UNANSWERED}");
+        explain_loss(&mut line, "h", Some(&well), (false, false, true));
+        assert_eq!(line, "lost the link to h before its answer, but all else that was sent is copied");
     }
 }

@@ -15,6 +15,7 @@ use crate::control::names;
 use crate::fault::{Exit, Failure, escaped};
 use crate::job::event::{self, At, Event};
 use crate::job::plan::Spec;
+use crate::options::Followed;
 
 /// Maximum memory for what is found on other hosts, in bytes: some hundred thousand paths.
 const FOUND_BYTES_MAX: usize = 64 << 20;
@@ -74,7 +75,9 @@ impl Copy<'_> {
                 at += 1;
             }
             let asked = patterns.clone();
-            self.job.send(side, Message::Find { patterns, links: self.plan.recursive && !self.plan.tree.copy_links });
+            let tree = &self.plan.tree;
+            let links = Followed { all: tree.copy_links || !self.plan.recursive, ..tree.followed() };
+            self.job.send(side, Message::Find { patterns, links });
             let before = all.len();
             let mut unanswered = asked.len();
             let (names_max, missing_before) = (asked.len().saturating_mul(names::MATCHES_MAX), self.left_out);

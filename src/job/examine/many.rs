@@ -30,17 +30,6 @@ const PAIR_EXTRA: Duration = Duration::from_secs(40);
 /// How long a pair takes besides the measurement if all is well.
 const PAIR_SETUP: Duration = Duration::from_millis(300);
 
-/// What to find out about several hosts.
-pub(crate) struct Survey<'a> {
-    pub(crate) setup: Setup,
-    pub(crate) hosts: &'a [OsString],
-    /// How long to measure each direction of a pair. `None`: no measurement.
-    pub(crate) lasting: Option<Duration>,
-    /// How long all pairs together may take.
-    pub(crate) within: Duration,
-    pub(crate) transfer: &'a TransferOptions,
-}
-
 /// Progress of a survey.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
@@ -61,31 +50,35 @@ pub(crate) struct Surveyed {
     pub(crate) untried: usize,
 }
 
-impl Survey<'_> {
-    /// Examines all hosts. `here`: the facts about this host; `tell` is called with the progress.
-    ///
-    /// # Errors
-    ///
-    /// Exit code 128+n for a signal meanwhile; 3 if signals cannot be handled.
-    pub(crate) fn run(&self, here: &Facts, tell: &mut dyn FnMut(Step)) -> Result<Surveyed, Failure> {
-        let mut job = Job::new(self.setup.clone(), false)?;
-        job.fails_alone = true;
-        let mut many = Many {
-            examiner: Examiner { job, ports: self.transfer.port_range.clone() },
-            numbers: Vec::new(),
-            found: Vec::new(),
-        };
-        many.arrive(self.hosts, tell)?;
-        many.ask_facts(here)?;
-        let untried = many.try_ports(tell)?;
-        let mut matrix =
-            Matrix { hosts: self.hosts.iter().map(|host| crate::fault::escaped(host)).collect(), ..Matrix::default() };
-        if let Some(lasting) = self.lasting {
-            many.measure(&mut matrix, lasting, self.within, self.transfer, tell)?;
-            many.ask_counters()?;
-        }
-        Ok(Surveyed { hosts: many.found, matrix, untried })
+/// Examines all hosts. `lasting`: how long to measure each direction of a pair; `None`: not at all. `within`: how long
+/// all pairs together may take; `here`: the facts about this host; `tell` is called with the progress.
+///
+/// # Errors
+///
+/// Exit code 128+n for a signal meanwhile; 3 if signals cannot be handled.
+pub(crate) fn survey(
+    setup: Setup,
+    hosts: &[OsString],
+    lasting: Option<Duration>,
+    within: Duration,
+    transfer: &TransferOptions,
+    here: &Facts,
+    tell: &mut dyn FnMut(Step),
+) -> Result<Surveyed, Failure> {
+    let mut job = Job::new(setup, false)?;
+    job.fails_alone = true;
+    let examiner = Examiner { job, ports: transfer.port_range.clone() };
+    let mut many = Many { examiner, numbers: Vec::new(), found: Vec::new() };
+    many.arrive(hosts, tell)?;
+    many.ask_facts(here)?;
+    let untried = many.try_ports(tell)?;
+    let hosts = hosts.iter().map(|host| crate::fault::escaped(host)).collect();
+    let mut matrix = Matrix { hosts, ..Matrix::default() };
+    if let Some(lasting) = lasting {
+        many.measure(&mut matrix, lasting, within, transfer, tell)?;
+        many.ask_counters()?;
     }
+    Ok(Surveyed { hosts: many.found, matrix, untried })
 }
 
 struct Many {

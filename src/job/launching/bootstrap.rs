@@ -18,7 +18,9 @@
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
 use std::fs::File;
-use std::io::{BufRead, Read, Write};
+use std::io::{BufRead, ErrorKind, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -32,7 +34,8 @@ use crate::fault::{Exit, Failure, errno_of, escaped, os};
 /// Beginning of each line from the script, to tell these from lines that a login script may print.
 const MARK: &str = "rdma-pipe-bootstrap ";
 
-/// Number of bytes that are written to the launcher at a time. Each piece that is taken shows that the host is alive.
+/// Number of bytes of the agent that are hashed at a time, and written to the launcher at a time. Each piece that is
+/// taken shows that the host is alive.
 const PIECE_BYTES: usize = 64 << 10;
 
 /// What the script asks or reports before the agent runs: each at most once, in this order. A host that repeats one
@@ -41,6 +44,9 @@ const STEPS: [&str; 3] = ["ask", "want", "sent"];
 
 /// An upload that takes longer than this is announced.
 const SLOW: Duration = Duration::from_secs(2);
+
+/// How long a host may take for what the launcher still holds of the agent, before its silence counts.
+const REST_MAX: Duration = Duration::from_secs(600);
 
 /// Maximum number of characters shown of a reason that the host gives.
 const REASON_CHARS_MAX: usize = 300;
@@ -94,46 +100,85 @@ impl AgentChoice {
 
 /// The caller's own agent: the program next to this one.
 pub(super) struct Own {
-    bytes: Vec<u8>,
+    path: PathBuf,
+    file: File,
+    bytes: usize,
     /// SHA-256 of the agent in hexadecimal digits. Every host has sha256sum, but not BLAKE3.
     hash: String,
+    /// The agent itself, once a host is sent it. Most have it.
+    program: OnceLock<Result<Vec<u8>, String>>,
 }
 
 /// Major and minor version of a C library.
 type Version = (u32, u32);
 
 impl Own {
-    /// Begins to read the agent in the background, during the first login.
+    /// Begins to compute the agent's hash in the background, during the first login.
     pub(super) fn prepare() {
         static PREPARED: std::sync::Once = std::sync::Once::new();
-        // If no thread can be started, the agent is read when a host asks for it.
-        PREPARED.call_once(|| drop(std::thread::Builder::new().name("own agent".to_owned()).spawn(Self::read)));
+        // If no thread can be started, the hash is computed when a host asks for it.
+        PREPARED.call_once(|| drop(std::thread::Builder::new().name("own agent".to_owned()).spawn(Self::find)));
     }
 
-    /// Reads the agent, once for all hosts.
+    /// Opens the agent and computes its hash, once for all hosts.
     ///
     /// # Errors
     ///
     /// Why the agent cannot be read, with its path.
-    pub(super) fn read() -> Result<&'static Self, &'static str> {
+    pub(super) fn find() -> Result<&'static Self, &'static str> {
         static OWN: OnceLock<Result<Own, String>> = OnceLock::new();
-        let read = || {
-            let path = std::env::current_exe().map_err(|error| error.to_string())?.with_file_name(AGENT);
-            let bytes = std::fs::read(&path).map_err(|error| {
-                let errno = os(errno_of(&error));
-                format!("cannot read {} here: {errno}", escaped(path.as_os_str()))
-            })?;
-            Ok(Own { hash: hash(&bytes), bytes })
+        let find = || {
+            let path = std::env::current_exe().map_err(|error| error.to_string())?;
+            Self::at(path.with_file_name(AGENT))
         };
-        OWN.get_or_init(read).as_ref().map_err(String::as_str)
+        OWN.get_or_init(find).as_ref().map_err(String::as_str)
+    }
+
+    fn at(path: PathBuf) -> Result<Self, String> {
+        let found = File::open(&path).and_then(|file| Ok((hash(&file)?, file)));
+        let ((bytes, hash), file) = found.map_err(|error| unreadable(&path, &error))?;
+        Ok(Self { path, file, bytes, hash, program: OnceLock::new() })
+    }
+
+    /// Reads the agent, once for all hosts that are sent it. If it has been written to since its hash was computed, the
+    /// hosts notice.
+    ///
+    /// # Errors
+    ///
+    /// Why the agent cannot be read, with its path.
+    fn program(&self) -> Result<&[u8], &str> {
+        let read = || {
+            let mut program = vec![0; self.bytes];
+            let read = self.file.read_exact_at(&mut program, 0);
+            read.map(|()| program).map_err(|error| unreadable(&self.path, &error))
+        };
+        self.program.get_or_init(read).as_deref().map_err(String::as_str)
     }
 }
 
-fn hash(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().fold(String::new(), |mut text, byte| {
+fn unreadable(path: &Path, error: &std::io::Error) -> String {
+    format!("cannot read {} here: {}", escaped(path.as_os_str()), os(errno_of(error)))
+}
+
+/// Returns the size and the hash of a program.
+fn hash(mut program: impl Read) -> std::io::Result<(usize, String)> {
+    let (mut bytes, mut hash, mut piece) = (0, Sha256::new(), vec![0; PIECE_BYTES]);
+    loop {
+        match program.read(&mut piece) {
+            Ok(0) => break,
+            Ok(count) => {
+                bytes += count;
+                hash.update(&piece[..count]);
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let digits = hash.finalize().iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
         text
-    })
+    });
+    Ok((bytes, digits))
 }
 
 /// Returns the newest glibc version whose symbols a program needs. The names of these versions are among the program's
@@ -168,7 +213,7 @@ pub(super) struct Preface {
 
 /// The command that finds or installs an agent on a host, and the data that this command may ask for.
 pub(super) struct Request {
-    /// Reads the agent when the host asks for it, and not before, because computing its hash takes some milliseconds.
+    /// Finds the agent when the host asks for it, and not before, because computing its hash takes some milliseconds.
     own: fn() -> Result<&'static Own, &'static str>,
     choice: AgentChoice,
     label: String,
@@ -176,7 +221,7 @@ pub(super) struct Request {
 
 impl Request {
     pub(super) fn new(choice: &AgentChoice, host: &OsStr) -> Self {
-        Self { own: Own::read, choice: choice.clone(), label: escaped(host) }
+        Self { own: Own::find, choice: choice.clone(), label: escaped(host) }
     }
 
     /// Returns the command, which is the same for all hosts and programs. `past_installed`: whether the installed agent
@@ -188,30 +233,32 @@ impl Request {
         // By this line the exit code of an agent that cannot be loaded differs from that of a login shell that fails.
         let installed = match past_installed {
             true => String::new(),
-            false => format!("command -v $a >/dev/null 2>&1 && {{ echo \"{MARK}found\"; exec $a; }}; "),
+            false => format!("command -v $_rd_a >/dev/null 2>&1 && {{ echo \"{MARK}found\"; exec $_rd_a; }}; "),
         };
-        // $h, $n, $k: the program's hash, its length, and the kind of system that the program is for, because systems
-        // of several kinds, or with different C libraries, may share a home directory. If the cache has the right
-        // agent, this part ends the script by `exec`. `mkdir -m` sets the mode also where a default ACL overrides the
-        // umask.
+        // The variables have names that no login exports: an exported one would pass what is assigned here on to the
+        // agent and its commands. $_rd_h, $_rd_n, $_rd_k: the program's hash, its length, and the kind of system that
+        // the program is for, because systems of several kinds, or with different C libraries, may share a home
+        // directory. If the cache has the right agent, this part ends the script by `exec`. `mkdir -m` sets the mode
+        // also where a default ACL overrides the umask.
         let cached = format!(
-            "a={AGENT}; t=; \
-             no() {{ trap \"\" HUP INT TERM PIPE; [ \"$t\" ] && rm -f $t; echo \"{MARK}no $*\" 2>/dev/null; exit 127; }}; \
-             is_right() {{ s=$(sha256sum <$1 2>/dev/null); [ \"${{s%% *}}\" = $h ]; }}; \
-             runs() {{ [ -f $f ] && [ -x $f ] && [ \"$(uname -sm)\" = \"$k\" ] && is_right $f && \
-             ./$f --version >/dev/null 2>&1 </dev/null; }}; \
+            "_rd_a={AGENT}; _rd_t=; \
+             no() {{ trap \"\" HUP INT TERM PIPE; [ \"$_rd_t\" ] && rm -f $_rd_t; \
+             echo \"{MARK}no $*\" 2>/dev/null; exit 127; }}; \
+             is_right() {{ _rd_s=$(sha256sum <$1 2>/dev/null); [ \"${{_rd_s%% *}}\" = $_rd_h ]; }}; \
+             runs() {{ [ -f $_rd_f ] && [ -x $_rd_f ] && [ \"$(uname -sm)\" = \"$_rd_k\" ] && is_right $_rd_f && \
+             ./$_rd_f --version >/dev/null 2>&1 </dev/null; }}; \
              [ -t 0 ] && no terminal; \
              {installed}\
-             echo \"{MARK}ask\"; read -r h n k || exit 127; f=$a-$h; \
-             case \"$XDG_CACHE_HOME\" in /*) d=$XDG_CACHE_HOME;; *) d=${{HOME:+$HOME/.cache}};; esac; \
-             [ \"$d\" ] || no home; d=$d/rdma-pipe; \
-             [ -L \"$d\" ] && no link \"$d\"; \
-             [ -d \"$d\" ] || {}; \
-             cd \"$d\" 2>/dev/null || no enter \"$d\"; \
-             set -- $(ls -ldn .); case \"$1 $3\" in drwx--[-S]---*\" $(id -u)\") ;; *) no open \"$d\";; esac; \
-             [ -L $f ] || {{ runs && exec ./$f; }}; ",
+             echo \"{MARK}ask\"; read -r _rd_h _rd_n _rd_k || exit 127; _rd_f=$_rd_a-$_rd_h; \
+             case \"$XDG_CACHE_HOME\" in /*) _rd_d=$XDG_CACHE_HOME;; *) _rd_d=${{HOME:+$HOME/.cache}};; esac; \
+             [ \"$_rd_d\" ] || no home; _rd_d=$_rd_d/rdma-pipe; \
+             [ -L \"$_rd_d\" ] && no link \"$_rd_d\"; \
+             [ -d \"$_rd_d\" ] || {}; \
+             cd \"$_rd_d\" 2>/dev/null || no enter \"$_rd_d\"; \
+             set -- $(ls -ldn .); case \"$1 $3\" in drwx--[-S]---*\" $(id -u)\") ;; *) no open \"$_rd_d\";; esac; \
+             [ -L $_rd_f ] || {{ runs && exec ./$_rd_f; }}; ",
             match self.choice.otherwise {
-                Otherwise::Send => "{ e=$( (umask 077; mkdir -p -m 700 \"$d\") 2>&1) || no write \"$e\"; }",
+                Otherwise::Send => "{ _rd_e=$( (umask 077; mkdir -p -m 700 \"$_rd_d\") 2>&1) || no write \"$_rd_e\"; }",
                 Otherwise::Cached | Otherwise::Fail => "no none",
             }
         );
@@ -227,27 +274,27 @@ impl Request {
         let sent = format!(
             "command -v sha256sum >/dev/null 2>&1 || no sum; \
              find . -name \".new.*\" -mmin +1560 -exec rm -f {{}} + 2>/dev/null; \
-             t=$(mktemp ./.new.XXXXXX 2>&1) || {{ e=$t; t=; no write \"$e\"; }}; \
+             _rd_t=$(mktemp ./.new.XXXXXX 2>&1) || {{ _rd_e=$_rd_t; _rd_t=; no write \"$_rd_e\"; }}; \
              trap \"no cut\" HUP INT TERM PIPE; \
-             e=$( (echo : | cat >$t) 2>&1 && chmod 700 $t 2>&1) || no write \"${{e##*: }}\"; \
-             $t 2>/dev/null </dev/null || {{ m=$(df -P . 2>/dev/null | tail -n 1); m=/${{m##* /}}; \
-             grep -q \" $m [^ ]* [^ ]*noexec\" /proc/mounts && no noexec \"$m\"; no exec \"$d\"; }}; \
+             _rd_e=$( (echo : | cat >$_rd_t) 2>&1 && chmod 700 $_rd_t 2>&1) || no write \"${{_rd_e##*: }}\"; \
+             $_rd_t 2>/dev/null </dev/null || {{ _rd_m=$(df -P . 2>/dev/null | tail -n 1); _rd_m=/${{_rd_m##* /}}; \
+             grep -q \" $_rd_m [^ ]* [^ ]*noexec\" /proc/mounts && no noexec \"$_rd_m\"; no exec \"$_rd_d\"; }}; \
              echo \"{MARK}want $(uname -s) $(uname -m) $(getconf GNU_LIBC_VERSION 2>/dev/null)\"; \
-             e=$( (head -c $n >$t) 2>&1) || {{ e=${{e##*: }}; \
-             no write \"$d: ${{e:-cut off, perhaps by a file size limit (ulimit -f)}}\"; }}; \
-             is_right $t || no cut; \
-             e=$($t --version 2>&1 >/dev/null </dev/null) || no run \"$e\"; \
-             [ -L $f ] && rm -f $f; [ -d $f ] && rm -rf ./$f; \
-             ln $t $f 2>/dev/null || runs || e=$(mv -f $t $f 2>&1) || no write \"$e\"; \
-             rm -f $t; t=; trap - HUP INT TERM PIPE; \
-             find . -name \"$a-*\" -amin +2880 -exec rm -rf {{}} + 2>/dev/null; \
-             echo \"{MARK}sent\"; exec ./$f"
+             _rd_e=$( (head -c $_rd_n >$_rd_t) 2>&1) || {{ _rd_e=${{_rd_e##*: }}; \
+             no write \"$_rd_d: ${{_rd_e:-cut off, perhaps by a file size limit (ulimit -f)}}\"; }}; \
+             is_right $_rd_t || no cut; \
+             _rd_e=$($_rd_t --version 2>&1 >/dev/null </dev/null) || no run \"$_rd_e\"; \
+             [ -L $_rd_f ] && rm -f $_rd_f; [ -d $_rd_f ] && rm -rf ./$_rd_f; \
+             ln $_rd_t $_rd_f 2>/dev/null || runs || _rd_e=$(mv -f $_rd_t $_rd_f 2>&1) || no write \"$_rd_e\"; \
+             rm -f $_rd_t; _rd_t=; trap - HUP INT TERM PIPE; \
+             find . -name \"$_rd_a-*\" -amin +2880 -exec rm -rf {{}} + 2>/dev/null; \
+             echo \"{MARK}sent\"; exec ./$_rd_f"
         );
         format!("sh -c '{cached}{sent}'").into()
     }
 
-    /// Answers the host's requests until the agent begins to speak. `heard` is when the host last took or sent data.
-    /// `preface` is set to what has come before the agent.
+    /// Answers the host's requests until the agent begins to speak. `heard` is set to when the host has last taken or
+    /// sent data, or will have taken what was sent. `preface` is set to what has come before the agent.
     ///
     /// # Errors
     ///
@@ -291,8 +338,7 @@ impl Request {
                     let own = self.own()?;
                     let Hello { system, machine, .. } = Hello::ours();
                     // If the host is gone, the next read fails.
-                    let _ =
-                        stdin.write_all(format!("{} {} {system} {machine}\n", own.hash, own.bytes.len()).as_bytes());
+                    let _ = stdin.write_all(format!("{} {} {system} {machine}\n", own.hash, own.bytes).as_bytes());
                 }
                 "want" => {
                     preface.login = began.elapsed();
@@ -310,27 +356,31 @@ impl Request {
     }
 
     fn own(&self) -> Result<&'static Own, Failure> {
-        (self.own)().map_err(|reason| self.choice.missing(&self.label, &format!(": {reason}")))
+        (self.own)().map_err(|reason| self.unreadable(reason))
+    }
+
+    fn unreadable(&self, reason: &str) -> Failure {
+        self.choice.missing(&self.label, &format!(": {reason}"))
     }
 
     /// Prints a line about the upload. `done` is the verb, and `added` is the end of the line.
     fn remark(&self, done: &str, added: &str) -> Result<(), Failure> {
         let Some(remark) = self.choice.remark else { return Ok(()) };
-        let (command, size) = (self.choice.command, megabytes(self.own()?.bytes.len()));
+        let (command, size) = (self.choice.command, megabytes(self.own()?.bytes));
         remark(&format!("{command}: {done} {AGENT} ({size}) to {}{added}", self.label));
         Ok(())
     }
 
     /// Sends the program, if it can run on the host. The host's next line tells whether the program has arrived.
     fn send(&self, host: &str, stdin: &mut File, heard: &Mutex<Instant>) -> Result<(), Failure> {
-        let bytes = &self.own()?.bytes;
-        if let Some(reason) = misfit(host, &Hello::ours(), glibc_needed(bytes)) {
+        let program = self.own()?.program().map_err(|reason| self.unreadable(reason))?;
+        if let Some(reason) = misfit(host, &Hello::ours(), glibc_needed(program)) {
             return Err(self.failed(&reason));
         }
         let (began, mut is_slow) = (Instant::now(), false);
-        for piece in bytes.chunks(PIECE_BYTES) {
+        for piece in program.chunks(PIECE_BYTES) {
             if stdin.write_all(piece).is_err() {
-                break;
+                return Ok(());
             }
             if !is_slow && began.elapsed() >= SLOW {
                 is_slow = true;
@@ -338,6 +388,7 @@ impl Request {
             }
             *crate::locked(heard) = Instant::now();
         }
+        *crate::locked(heard) = rest_taken(began, Instant::now());
         Ok(())
     }
 
@@ -373,6 +424,13 @@ impl Request {
     fn failed(&self, reason: &str) -> Failure {
         Exit::Connect.with(format!("cannot copy {AGENT} to {}: {reason}", self.label))
     }
+}
+
+/// Returns when a host will have taken the whole agent, of which the launcher has taken the last piece `now`. ssh holds
+/// up to 2 MiB (its window), a third of the agent: that takes no longer than what came before.
+fn rest_taken(began: Instant, now: Instant) -> Instant {
+    // Time for which this process was stopped is in it, too.
+    now + now.duration_since(began).min(REST_MAX)
 }
 
 /// Returns why a program for this host's kind of system would not run on another host, described by `host` as `SYSTEM
@@ -414,10 +472,16 @@ mod tests {
         AgentChoice { command: "rdcp", program: AGENT.into(), otherwise, remark: None }
     }
 
+    fn own_in(directory: &Path) -> Own {
+        let path = directory.join(AGENT);
+        std::fs::write(&path, [7; 200_000]).expect("room");
+        Own::at(path).expect("a program")
+    }
+
     fn request(otherwise: Otherwise) -> Request {
         let own = || {
             static OWN: OnceLock<Own> = OnceLock::new();
-            Ok(OWN.get_or_init(|| Own { bytes: vec![7; 200_000], hash: hash(&[7; 200_000]) }))
+            Ok(OWN.get_or_init(|| own_in(tempfile::tempdir().expect("a directory").path())))
         };
         Request { own, ..Request::new(&choice(otherwise), OsStr::new("h")) }
     }
@@ -430,7 +494,7 @@ mod tests {
                 let script = script.to_str().expect("text");
                 let inner = script.strip_prefix("sh -c '").and_then(|rest| rest.strip_suffix('\'')).expect("quoted");
                 assert!(!inner.contains(['\'', '\\', '!', '\n']), "{inner}");
-                assert_eq!(inner.contains("exec $a;"), !past_installed);
+                assert_eq!(inner.contains("exec $_rd_a;"), !past_installed);
                 assert_eq!(inner.contains("mktemp") || inner.contains("mkdir"), otherwise == Otherwise::Send);
             }
         }
@@ -438,7 +502,29 @@ mod tests {
 
     #[test]
     fn the_hash_is_the_one_that_sha256sum_prints() {
-        assert_eq!(hash(b"abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+        for (program, expected) in [
+            (&b"abc"[..], "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"),
+            (&[b'a'; 1_000_000], "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0"),
+        ] {
+            assert_eq!(hash(program).expect("bytes"), (program.len(), expected.to_owned()));
+        }
+    }
+
+    #[test]
+    fn the_agent_is_read_when_it_is_sent_and_from_the_file_that_was_hashed() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join(AGENT);
+        let own = own_in(directory.path());
+        assert!(own.program.get().is_none());
+        // Another one is installed in its place.
+        std::fs::remove_file(&path).expect("there");
+        std::fs::write(&path, b"another").expect("room");
+        assert!(own.program() == Ok(&[7; 200_000][..]));
+        // A host that was told the length would wait for the rest of one that has been cut.
+        let cut = own_in(directory.path());
+        File::options().write(true).open(&path).and_then(|file| file.set_len(1000)).expect("ours");
+        let reason = cut.program().expect_err("too short");
+        assert!(reason.starts_with("cannot read ") && reason.contains(AGENT), "{reason}");
     }
 
     #[test]
@@ -469,6 +555,12 @@ mod tests {
         }
     }
 
+    /// Returns what a host is told of the agent.
+    fn answer(ours: &Hello) -> String {
+        let (bytes, hash) = hash([7_u8; 200_000].as_slice()).expect("bytes");
+        format!("{hash} {bytes} {} {}\n", ours.system, ours.machine)
+    }
+
     /// Serves a host that sends `said`. Returns the number of bytes sent to the host, and the outcome.
     fn served(mut said: &[u8]) -> (usize, Result<Result<(), ChannelError>, Failure>) {
         let (mut read, write) = std::io::pipe().expect("a pipe");
@@ -485,7 +577,7 @@ mod tests {
         let ask = format!("{MARK}ask\n");
         let want = format!("welcome{MARK}want {} {} \n", ours.system, ours.machine);
         let (sent, outcome) = served(b"rdma-pipe-bootstrap ask\nbye\n");
-        let answer = format!("{} 200000 {} {}\n", hash(&[7; 200_000]), ours.system, ours.machine);
+        let answer = answer(&ours);
         assert!(sent == answer.len() && matches!(outcome, Ok(Err(ChannelError::Closed))), "{sent} {outcome:?}");
         let (sent, outcome) = served(&[ask.as_bytes(), want.as_bytes(), b"noise\n", MAGIC].concat());
         assert!(sent == answer.len() + 200_000 && matches!(outcome, Ok(Ok(()))), "{sent} {outcome:?}");
@@ -501,11 +593,20 @@ mod tests {
     }
 
     #[test]
+    fn a_host_that_still_takes_what_ssh_holds_is_not_silent_yet() {
+        let began = Instant::now();
+        for (sent, rest) in [(0, 0), (100, 100), (600, 600), (8 * 3600, 600)] {
+            let [sent, rest] = [sent, rest].map(Duration::from_secs);
+            assert_eq!(rest_taken(began, began + sent), began + sent + rest, "{sent:?}");
+        }
+    }
+
+    #[test]
     fn a_host_asks_for_each_thing_once_and_in_order() {
         let ours = Hello::ours();
         let (ask, sent) = (format!("{MARK}ask\n"), format!("{MARK}sent\n"));
         let want = format!("{MARK}want {} {} \n", ours.system, ours.machine);
-        let answer = format!("{} 200000 {} {}\n", hash(&[7; 200_000]), ours.system, ours.machine).len();
+        let answer = answer(&ours).len();
         let all = answer + 200_000;
         for (said, taken) in [
             (&[&ask, &ask][..], answer),

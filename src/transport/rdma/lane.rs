@@ -88,12 +88,9 @@ pub(super) fn start(
     greeting_posted: bool,
     report: Report,
 ) -> Result<Box<dyn Lane>, Errno> {
-    let addresses = (payload.id().local_address(), payload.id().peer_address());
-    let way =
-        if let (Some(here), Some(there)) = addresses { Some([here, there].map(|at| unmapped(at).ip())) } else { None };
-    let address =
-        |address: Option<std::net::SocketAddr>| address.map_or_else(|| "?".to_owned(), |address| address.to_string());
-    let (here, there) = (address(addresses.0), address(addresses.1));
+    let ends = [payload.id().local_address(), payload.id().peer_address()];
+    let way = ends[0].zip(ends[1]).map(|(here, there)| [here, there].map(|end| unmapped(end).ip()));
+    let [here, there] = ends.map(|end| end.map_or_else(|| "?".to_owned(), |end| end.to_string()));
     let description = format!("{}, {here} → {there}", kit.cm.describe());
     let shared = Arc::new(Shared {
         medium: kit.cm.medium,

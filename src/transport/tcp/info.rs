@@ -1,6 +1,6 @@
 //! What the kernel has measured about a connection.
 
-#![allow(unsafe_code, reason = "TCP_INFO, which no crate has")]
+#![allow(unsafe_code, reason = "TCP_INFO, which only libc has")]
 
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
@@ -8,34 +8,22 @@ use std::time::Duration;
 
 use rd_proto::session::LaneState;
 
-/// The beginning of the kernel's struct tcp_info (linux/tcp.h), as far as it is used. Later kernels only append to it.
-#[repr(C)]
-struct Info {
-    _flags_to_rcv_mss: [u32; 6],
-    unacked: u32,
-    _sacked_to_rcv_ssthresh: [u32; 10],
-    rtt: u32,
-    _rttvar_to_total_retrans: [u32; 8],
-    _pacing_rates: [u64; 2],
-    bytes_acked: u64,
-    bytes_received: u64,
-}
-
 /// Returns the state of a connection (tcp(7)); `None` if the kernel does not tell.
 pub(super) fn state(socket: &TcpStream) -> Option<LaneState> {
     // SAFETY: a structure of numbers, for which all zeros are a valid value.
-    let mut info: Info = unsafe { std::mem::zeroed() };
+    let mut info = unsafe { std::mem::zeroed::<libc::tcp_info>() };
     let mut length = size_of_val(&info) as libc::socklen_t;
     // SAFETY: the descriptor is open for as long as `socket` is borrowed, and the call writes at most `length` bytes of
     // `info`.
     let failed = unsafe {
         libc::getsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &raw mut length)
     };
-    (failed == 0 && info.rtt > 0).then(|| LaneState {
-        round_trip: Some(Duration::from_micros(info.rtt.into())),
-        is_unanswered: info.unacked > 0,
-        // A kernel too old to count these bytes returns a shorter structure. Then there is no count.
-        moved_bytes: (length as usize == size_of::<Info>()).then(|| info.bytes_acked.wrapping_add(info.bytes_received)),
+    // A kernel too old to count these bytes returns a shorter structure. Then there is no count.
+    let is_counted = length as usize >= std::mem::offset_of!(libc::tcp_info, tcpi_segs_out);
+    (failed == 0 && info.tcpi_rtt > 0).then(|| LaneState {
+        round_trip: Some(Duration::from_micros(info.tcpi_rtt.into())),
+        is_unanswered: info.tcpi_unacked > 0,
+        moved_bytes: is_counted.then(|| info.tcpi_bytes_acked.wrapping_add(info.tcpi_bytes_received)),
     })
 }
 

@@ -8,21 +8,21 @@ use super::directory::OpenDirectory;
 use super::jobs::{Batch, Job};
 use super::{Bytes, Names, Refused, TreeSink};
 use crate::fs::{IS_TEMPORARY, is_temporary_name};
+use crate::tree::metadata::inode;
 use crate::tree::{Fault, IS_UNKNOWN, depth_of_link, leads_out};
 
 /// Detail of the failure of an entry that would be copied onto itself.
-const IS_ITSELF: &str = "is the source itself under another path; nothing is removed";
+const IS_ITSELF: &str = "is the source itself under another path; nothing is removed or overwritten";
 
-/// Whether the existing entry is the source entry itself, which the sender will remove. Two hosts can tell that only by
-/// the inode number and its time of change, because one file server may stand behind both. Within one host, a link or a
+/// Whether the existing entry is the source entry itself, which would be removed or overwritten. Two hosts can tell that
+/// only by the inode number and its time of change, because one file server may stand behind both; but files of cloned
+/// machines have the same, so nothing that would only be overwritten is refused for that. Within one host, a link or a
 /// mount may lead to the source.
 fn is_itself(directory: &OpenDirectory, name: &[u8], described: Metadata<'_>) -> bool {
-    described.extensions.iter().any(|extension| match extension {
-        Extension::Inode { number, changed } => directory
-            .stat(name)
-            .is_ok_and(|there| (there.st_ino, (there.st_ctime, there.st_ctime_nsec as u32)) == (number, changed)),
-        _ => false,
-    })
+    let shared = &directory.shared;
+    let is_asked = shared.is_local || shared.options.remove_source_files;
+    let is_it = |named| directory.stat(name).is_ok_and(|there| inode(&there, &shared.options) == named);
+    is_asked && described.extensions.iter().any(|named| matches!(named, Extension::Inode { .. }) && is_it(named))
 }
 
 impl TreeSink {

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
+use rd_proto::tree::Time;
 use rd_proto::tree::answer::Digest;
 use rd_proto::tree::blocks::block_bytes;
 use rustix::fs::{AtFlags, FallocateFlags, OFlags, Stat, fallocate, fstat, ioctl_ficlone, statat};
@@ -65,6 +66,8 @@ pub(super) struct Basis {
     pub block_bytes: u64,
     /// Whether the file being written already has all of the older file's data, so that none of it is written there.
     pub is_in_target: bool,
+    /// Length of that file in bytes before it gets the length of the new file. Beyond it are zeros.
+    target_bytes: u64,
     /// Whether blocks that cannot be read may be cleared there, because they are sent.
     may_clear: bool,
     /// Whether the new file may have holes, and zeros are left out as such.
@@ -118,6 +121,7 @@ impl Basis {
             size,
             block_bytes,
             is_in_target: false,
+            target_bytes: 0,
             may_clear: false,
             keeps_holes,
             may_have_holes: holes::may_be_in(&stat),
@@ -143,9 +147,13 @@ impl Basis {
             self.is_in_target = ioctl_ficlone(target, &self.file).is_ok();
             // Within a host the target may become a clone of the source, into which nothing is copied afterwards.
             self.may_clear = self.is_in_target && !is_local;
-            return Ok(());
         }
         let now = described(target)?;
+        // The older file may have grown between its opening and its cloning.
+        self.target_bytes = now.st_size as u64;
+        if !in_place {
+            return Ok(());
+        }
         if identity(&now) != identity(&self.stat) {
             return Err(Fault::Explained(Errno::STALE, HAS_CHANGED));
         }
@@ -171,8 +179,8 @@ impl Basis {
     }
 
     /// Returns the digests of consecutive blocks for the sender, at most [`Basis::blocks_at_once`]; `None` for a block
-    /// before whose end the older file ends, or that cannot be read. `write` is called with each piece that is to be
-    /// written to `target`.
+    /// that cannot be read, that the older file does not have, or that it has only a part of, unless that part is in
+    /// `target`. `write` is called with each piece that is to be written to `target`.
     ///
     /// # Errors
     ///
@@ -184,9 +192,15 @@ impl Basis {
         scratch: &mut [u8],
         write: Write<'_>,
     ) -> Result<Vec<Digest>, Errno> {
+        let is_there = |&number: &usize| match self.block(number) {
+            // All other blocks are sent, except what is a hole at the source. The sender would compare them in vain.
+            (start, _) if self.is_in_target => start < self.target_bytes,
+            (start, length) => start + length <= self.stat.st_size as u64,
+        };
+        let there = numbers.start..numbers.start + numbers.clone().take_while(is_there).count();
         if self.is_in_target {
-            let digests = self.hash(target.as_fd(), numbers.clone(), None, scratch)?;
-            for (number, digest) in numbers.zip(&digests) {
+            let mut digests = self.hash(target.as_fd(), there.clone(), None, scratch)?;
+            for (number, digest) in there.zip(&digests) {
                 match digest {
                     Some(_) => self.note(number, Block::Stands),
                     // The block is sent, except what is a hole at the source.
@@ -202,10 +216,9 @@ impl Basis {
                     None => return Err(Errno::NODATA),
                 }
             }
+            digests.resize(numbers.len(), None);
             return Ok(digests);
         }
-        let is_there = |&number: &usize| self.block(number).0 + self.block(number).1 <= self.stat.st_size as u64;
-        let there = numbers.start..numbers.start + numbers.clone().take_while(is_there).count();
         let copy = self.is_changed.load(Relaxed).then_some((target, write));
         let mut digests = self.hash(self.file(), there.clone(), copy, scratch)?;
         for (number, digest) in there.zip(&digests) {
@@ -302,33 +315,51 @@ impl Basis {
         crate::locked(&self.blocks)[blocks.start as usize..blocks.end as usize].fill(Block::Came);
     }
 
-    /// Whether the older file is the new file: the sender has all digests and has sent nothing, and the older file
-    /// still has its name. A file found elsewhere is checked when it is linked.
-    pub fn is_all(&self, directory: BorrowedFd<'_>, name: &[u8]) -> bool {
+    /// Whether the older file was the new file when it was read: the sender has all digests and has sent nothing.
+    fn is_told(&self) -> bool {
         let is_told = |block: &Block| match block {
             Block::Promised(_) => true,
             Block::Stands => self.is_in_target,
             Block::Unknown | Block::Came => false,
         };
+        self.stat.st_size as u64 == self.size && crate::locked(&self.blocks).iter().all(is_told)
+    }
+
+    /// Whether the older file is the new file, and still has its name. A file found elsewhere is checked when it is
+    /// linked.
+    pub fn is_all(&self, directory: BorrowedFd<'_>, name: &[u8]) -> bool {
         let stays = || {
             let named = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW);
             let open = described(&self.file);
             named.is_ok_and(|named| identity(&named) == identity(&self.stat))
                 && open.is_ok_and(|open| change(&self.stat, &open).is_none())
         };
-        self.stat.st_size as u64 == self.size
-            && crate::locked(&self.blocks).iter().all(is_told)
-            && (self.elsewhere.is_some() || stays())
+        self.is_told() && (self.elsewhere.is_some() || stays())
     }
 
-    /// Copies the blocks that have neither arrived nor been copied, and checks their digests on the way.
+    /// Whether `target` is the older file itself, nothing had to be written there, and another process has written to it
+    /// since it was opened. A later ctime alone shows only that rights or attributes were set. If the file has other
+    /// names, this copy may be setting its time under one of them; and another copy may have given it the same contents
+    /// and `modified`, the time of the source.
+    fn is_rewritten(&self, target: &Stat, modified: Time) -> bool {
+        let written = |stat: &Stat| (stat.st_size, stat.st_mtime, stat.st_mtime_nsec as u32);
+        let expected = [written(&self.stat), (self.stat.st_size, modified.seconds, modified.nanoseconds)];
+        let is_itself = identity(target) == identity(&self.stat) && is_regular(target) && self.stat.st_nlink == 1;
+        is_itself && self.is_told() && !expected.contains(&written(target))
+    }
+
+    /// Copies the blocks that have neither arrived nor been copied, and checks their digests on the way. `modified` is the
+    /// time of the source.
     ///
     /// # Errors
     ///
     /// `ESTALE` if a block no longer has the digest that the sender was given, because the file has changed meanwhile,
     /// or if a block of a file without holes is known neither from the sender nor from the old file. Otherwise the error
     /// of `write`.
-    pub fn fill(&self, target: &OwnedFd, write: Write<'_>) -> Result<(), Fault> {
+    pub fn fill(&self, target: &OwnedFd, modified: Time, write: Write<'_>) -> Result<(), Fault> {
+        if self.is_rewritten(&described(target)?, modified) {
+            return Err(Fault::Explained(Errno::STALE, HAS_CHANGED));
+        }
         // They stay: whether the older file is the new one may be asked again.
         let blocks = crate::locked(&self.blocks).clone();
         let promised = |number: &usize| matches!(blocks[*number], Block::Promised(_));
@@ -405,6 +436,9 @@ mod tests {
     use super::*;
     use crate::fs::close::tests::{fail_where, where_calls_fail};
 
+    /// When the source was modified.
+    const SOME_TIME: Time = Time { seconds: 1, nanoseconds: 0 };
+
     /// A checksum of the file system shows that it is damaged. It would be so at each further copy. Within a host the
     /// source's blocks may already be in the target.
     #[test]
@@ -453,7 +487,7 @@ mod tests {
         let (old, target) = (OwnedFd::from(file.try_clone().expect("it")), OwnedFd::from(file));
         let stat = fstat(&old).expect("it");
         let mut basis = Basis::new((old, stat), None, BLOCK + 100, BLOCK, true, &Arc::default());
-        (basis.is_in_target, basis.may_clear) = (true, true);
+        (basis.is_in_target, basis.target_bytes, basis.may_clear) = (true, BLOCK + 100, true);
         let write = |_: &[u8], _: u64| -> Result<(), Errno> { unreachable!("it is there") };
         let digest = |error: i32| {
             fail_where(libc::SYS_pread64, (3, BLOCK), libc::EIO);
@@ -515,15 +549,15 @@ mod tests {
         let mut digests = || basis.digests(0..4, &new, &mut scratch, &write).expect("read");
         let same = Some(hash16(&blake3::hash(&[7; BLOCK])));
         assert_eq!(digests(), [same; 4]);
-        assert_eq!(basis.fill(&new, &write), Ok(()));
+        assert_eq!(basis.fill(&new, SOME_TIME, &write), Ok(()));
         old.set_len(2 * BLOCK as u64 + 100).expect("shorter");
         assert_eq!(digests(), [same, same, None, None]);
         let changed = Err(Fault::Explained(Errno::STALE, HAS_CHANGED));
-        assert_eq!(basis.fill(&new, &write), changed, "blocks are gone");
+        assert_eq!(basis.fill(&new, SOME_TIME, &write), changed, "blocks are gone");
         old.write_all_at(&[8; 3 * BLOCK], BLOCK as u64).expect("written");
-        assert_eq!(basis.fill(&new, &write), changed, "blocks have changed");
+        assert_eq!(basis.fill(&new, SOME_TIME, &write), changed, "blocks have changed");
         let gone = |_: &[u8], _: u64| -> Result<(), Errno> { Err(Errno::STALE) };
-        assert_eq!(basis.fill(&new, &gone), Err(Fault::System(Errno::STALE)), "of the new file");
+        assert_eq!(basis.fill(&new, SOME_TIME, &gone), Err(Fault::System(Errno::STALE)), "of the new file");
     }
 
     /// Opening a file that its owner may not write to changes its mode for a moment.
@@ -553,7 +587,57 @@ mod tests {
             let write = |_: &[u8], _: u64| -> Result<(), Errno> { unreachable!("it is there") };
             basis.digests(0..1, &target, &mut vec![0; SCRATCH_BYTES], &write).expect("read");
             assert_eq!(basis.is_all(directory.as_fd(), b"file"), !is_changed);
+            assert_eq!(basis.fill(&target, SOME_TIME, &write), Ok(()), "its data is what was read");
         }
+    }
+
+    /// Other names of the file may belong to this copy, which gives them the times of their sources.
+    #[test]
+    fn a_file_in_place_that_is_rewritten_after_it_was_read_is_not_all() {
+        const BLOCK: usize = 64 << 10;
+        for names in [1, 2] {
+            let scratch = tempfile::tempdir().expect("a directory");
+            let (directory, path) = (File::open(scratch.path()).expect("there"), scratch.path().join("file"));
+            std::fs::write(&path, [7; BLOCK]).expect("a file");
+            if names == 2 {
+                std::fs::hard_link(&path, scratch.path().join("other")).expect("a link");
+            }
+            let old = open_regular(directory.as_fd(), b"file").expect("there");
+            let target = OwnedFd::from(File::open(&path).expect("there"));
+            let mut basis = Basis::new(old, None, BLOCK as u64, BLOCK as u64, false, &Arc::default());
+            basis.begin(&target, true, false).expect("the same file");
+            let write = |_: &[u8], _: u64| -> Result<(), Errno> { unreachable!("it is there") };
+            basis.digests(0..1, &target, &mut vec![0; SCRATCH_BYTES], &write).expect("read");
+            // Whatever the clock of the file system says.
+            File::open(&path).and_then(|file| file.set_modified(std::time::UNIX_EPOCH)).expect("ours");
+            assert!(!basis.is_all(directory.as_fd(), b"file"));
+            let expected = if names == 1 { Err(Fault::Explained(Errno::STALE, HAS_CHANGED)) } else { Ok(()) };
+            assert_eq!(basis.fill(&target, SOME_TIME, &write), expected, "{names}");
+            let epoch = Time { seconds: 0, nanoseconds: 0 };
+            assert_eq!(basis.fill(&target, epoch, &write), Ok(()), "another copy of the same source has set its time");
+        }
+    }
+
+    /// It is all zeros there. The sender would read its own data twice, to compare it and to send it.
+    #[test]
+    fn what_is_longer_than_the_older_file_is_not_compared_in_the_target_either() {
+        const BLOCK: usize = 64 << 10;
+        let file = tempfile::tempfile().expect("a file");
+        file.write_all_at(&[7; 2 * BLOCK + 100], 0).expect("written");
+        let [old, target] = [(); 2].map(|()| OwnedFd::from(file.try_clone().expect("it")));
+        let stat = fstat(&old).expect("it");
+        let mut basis = Basis::new((old, stat), None, 6 * BLOCK as u64, BLOCK as u64, false, &Arc::default());
+        basis.begin(&target, true, false).expect("the same file");
+        file.set_len(6 * BLOCK as u64).expect("longer");
+        let write = |_: &[u8], _: u64| -> Result<(), Errno> { unreachable!("it is there") };
+        let mut scratch = vec![0; SCRATCH_BYTES];
+        let mut digests = |numbers| basis.digests(numbers, &target, &mut scratch, &write).expect("read");
+        let found = [digests(0..4), digests(4..6)].concat();
+        let hash = |block: &[u8]| Some(hash16(&blake3::hash(block)));
+        let last = [&[7_u8; 100][..], &[0; BLOCK - 100]].concat();
+        assert_eq!(found, [hash(&[7; BLOCK]), hash(&[7; BLOCK]), hash(&last), None, None, None]);
+        basis.note_came(3 * BLOCK as u64, 3 * BLOCK as u64);
+        assert_eq!(basis.fill(&target, SOME_TIME, &write), Ok(()));
     }
 
     /// The old file ends in the last block.
@@ -579,7 +663,7 @@ mod tests {
             assert_eq!(found, expected);
             basis.note_came(BLOCK as u64, BLOCK as u64);
             basis.note_came(5 * BLOCK as u64, BLOCK as u64);
-            basis.fill(&new, &write).expect("filled");
+            basis.fill(&new, SOME_TIME, &write).expect("filled");
             let mut there = vec![1; 5 * BLOCK];
             File::from(new).read_exact_at(&mut there, 0).expect("read");
             // A block that came is not written again.

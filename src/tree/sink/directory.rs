@@ -59,7 +59,8 @@ pub(super) struct OpenDirectory {
     last: Option<Last>,
     /// The partial name, as long as the directory has no final one.
     unnamed: Option<Unnamed>,
-    /// For the top: its mode before it was opened up, until that mode is restored.
+    /// For the top, or a directory that is merged into it: the mode of DST before DST was opened up, until that mode is
+    /// restored.
     closed: Mutex<Option<u32>>,
     /// Whether this directory, or one above it, has no final name yet.
     pub is_unseen: bool,
@@ -105,10 +106,11 @@ pub(super) struct OpenDirectory {
 
 /// A directory under its partial name.
 struct Unnamed {
+    // Released before the parent, which may then be closed: its file is removed from there.
+    _lock: TreeLock,
     parent: Arc<OpenDirectory>,
     partial: String,
     name: Vec<u8>,
-    _lock: TreeLock,
 }
 
 /// A directory that was made, or existed before.
@@ -224,6 +226,7 @@ impl OpenDirectory {
         };
         entered.moves = parent.moves.clone();
         entered.keeps_metadata = keeps_metadata;
+        entered.closed = Mutex::new((was_closed && name == b".").then_some(stat.st_mode));
         entered.root = implied::root(&entered, parent)?;
         let lacks_one = described.extensions.iter().find_map(|extension| match extension {
             Extension::Source { lacks_one } => Some(lacks_one),
@@ -370,11 +373,24 @@ impl OpenDirectory {
         options.in_place && !(options.sync && self.stat(name).is_ok_and(gives_way))
     }
 
-    /// Records that the walk has reached an entry of the directory.
-    pub fn meet(&self, name: &[u8]) {
-        self.has_met.store(true, Ordering::Relaxed);
+    /// Records that the walk has reached an entry of the directory. `is_there`: the source still has it. A directory of
+    /// which every entry has disappeared is an empty source.
+    pub fn meet(&self, name: &[u8], is_there: bool) {
+        self.has_met.fetch_or(is_there, Ordering::Relaxed);
         if let Some(extraneous) = &self.extraneous {
             crate::locked(extraneous).meet(name);
+        }
+    }
+
+    /// Passes over an entry that has disappeared at the source. What has its name here stays, except what an interrupted
+    /// copy has left, which may be cut.
+    pub fn pass_vanished(&self, name: &[u8]) {
+        if !self.is_resumed || is_temporary_name(name) {
+            return;
+        }
+        match partial::remove(&self.fd, name) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(error) => self.shared.fail(&self.path(name), error),
         }
     }
 
@@ -554,7 +570,9 @@ impl OpenDirectory {
             unfinished::remove_stale(self.fd.as_fd())?;
         }
         let opened = Object::Open(self.fd.as_fd());
-        self.take_closed().map_or(Ok(()), |mode| opened.set_mode(mode & 0o7777))?;
+        // A directory merged into the top gets its mode with its other metadata.
+        let closed = self.take_closed().filter(|_| self.is_top());
+        closed.map_or(Ok(()), |mode| opened.set_mode(mode & 0o7777))?;
         let held = self.shared.backup.as_ref().map(Backup::hold);
         let applied = self.last.as_ref().map_or_else(Applied::default, |last| {
             if self.keeps_metadata {
@@ -597,6 +615,10 @@ impl Drop for OpenDirectory {
                 partial::unmark(&self.fd);
             }
         }
+        // DST itself was there before, and the copy may never be run again.
+        if let Some(mode) = self.take_closed() {
+            let _ = Object::Open(self.fd.as_fd()).set_mode(mode & 0o7777);
+        }
         let Some(Unnamed { parent, partial, name, .. }) = &self.unnamed else { return };
         let is_ours = || partial::is_named(&parent.fd, &**partial, &self.fd);
         // If no entry of a list has come, there is no directory, as with rsync, unless a path leads through SRC itself.
@@ -623,7 +645,7 @@ impl Drop for OpenDirectory {
         if is_ours() && unlinkat(&parent.fd, partial, AtFlags::REMOVEDIR).is_err() {
             // It may have its final mode, which it keeps if it is whole.
             if !is_offered {
-                partial::mark_tree(&parent.fd, &self.fd);
+                partial::take_back_tree(&parent.fd, &self.fd);
             }
             self.shared.keep(parent.path(partial.as_bytes()));
         }

@@ -128,8 +128,9 @@ pub(super) fn check_stored(shared: &Shared, file: &OwnedFd, data: &[u8], positio
     evict(file, position, data.len() as u64)?;
     let mut stored = vec![0; HASH_READ_BYTES.min(data.len())];
     for (part, at) in data.chunks(HASH_READ_BYTES).zip((position..).step_by(HASH_READ_BYTES)) {
-        let stored = &mut stored[..part.len()];
-        if read_up_to(file, stored, at)? < part.len() || stored != part {
+        // A file that ends with a hole gets its length after its data.
+        let there = read_up_to(file, &mut stored[..part.len()], at)?;
+        if stored[..there] != part[..there] || !is_zero(&part[there..]) {
             return Err(Errno::IO);
         }
     }
@@ -201,6 +202,7 @@ fn make_other(
         directory.remove_replaced_directory(name)?;
         directory.keep_replaced(name, &beside)?;
         publish(&directory.fd, &*beside, &fd, name)?;
+        directory.clear_mark(name, true);
         shared.made(&shared.counts.others);
         shared.note(applied, || directory.path(name));
         directory.list(name, Medium::Cache);
@@ -629,7 +631,7 @@ impl Large {
                     self.shared.progress.note_work(data.len() as u64);
                     self.write_older(basis, data, position)
                 };
-                basis.fill(file, &write)?;
+                basis.fill(file, self.metadata.borrow().modified, &write)?;
             }
             if matches!(self.partial.way, Way::Named(_)) {
                 reach_length(file, self.size)?;
@@ -682,7 +684,7 @@ impl Large {
         {
             let (directory, name, metadata) = (&self.directory, &self.name, self.metadata.borrow());
             let kept = match basis.elsewhere() {
-                None => judge::keep(directory, name, &metadata, &basis.stat),
+                None => judge::keep_compared(directory, name, &metadata, &basis.stat),
                 Some(elsewhere) => elsewhere.link(directory, name, &metadata),
             };
             match kept {
@@ -775,7 +777,12 @@ impl Drop for Large {
         let is_device = matches!(self.partial.way, Way::Device) && self.written_bytes.load(Relaxed) > 0;
         let is_incomplete = marker.is_some() && !is_undone || is_device && !is_published;
         if is_incomplete && self.shared.is_stopped.load(Acquire) {
-            crate::locked(&self.shared.incomplete).push(self.path());
+            if !self.directory.is_unseen {
+                crate::locked(&self.shared.incomplete).push(self.path());
+            } else if self.shared.options.sync {
+                // Its directory is named instead. Without `--sync`, the next copy begins the file anew.
+                self.shared.counts.resumable_bytes.fetch_add(self.written_bytes.load(Relaxed), Relaxed);
+            }
         }
         for (directory, name) in std::mem::take(self.links.get_mut().expect("no panics under it")) {
             let kept = self.basis.as_ref().filter(|_| self.is_kept.get().is_some());

@@ -248,18 +248,19 @@ fn verdict(
             return Ok(Verdict::Wanted);
         }
     }
-    // Within a host, reading both files to compare them takes as long as copying. A file with other names gets another
-    // time only if it was to be compared by contents, because those names would get that time as well.
+    // Within a host, reading both files to compare them takes as long as copying.
     let is_likely_same = directory.is_resumed && (is_same_time || options.sizes.size_only);
     let may_compare =
         options.checksum || options.in_place || options.append_verify || is_likely_same || !shared.is_local;
-    let may_compare = may_compare && (options.checksum || old.st_nlink == 1 || is_same_time);
-    if !may_compare {
+    // In a dry run the sender tells only whether the whole file is the same.
+    let is_large = size > INLINE_BYTES_MAX as u64 && !options.dry_run;
+    let may_keep = may_keep(options, &old, described);
+    // Of a large file that is not kept, a new one is made from the blocks that are the same.
+    if !may_compare || !may_keep && (!is_large || options.in_place || shared.is_local) {
         return Ok(Verdict::Wanted);
     }
-    // In a dry run the sender tells only whether the whole file is the same.
-    if size > INLINE_BYTES_MAX as u64 && !options.dry_run {
-        let cache = shared.cache.as_ref().filter(|_| old.st_size as u64 == size);
+    if is_large {
+        let cache = shared.cache.as_ref().filter(|_| may_keep && old.st_size as u64 == size);
         if let Some(digest) = cache.and_then(|cache| cache.get(&directory.fd, &old)) {
             return Ok(tell_digest(told, Some(Told { stat: old, digest })));
         }
@@ -379,6 +380,23 @@ pub(super) fn is_newer(options: &TreeOptions, old: &Stat, modified: (i64, u32)) 
     let seconds = old.st_mtime.saturating_sub(modified.0);
     let is_later = (seconds, old.st_mtime_nsec as u32) > (i64::from(options.modify_window), modified.1);
     is_later && !is_time(options, old, modified)
+}
+
+/// Whether an existing file with the contents to come is kept. A file with other names gets another time only if it was
+/// to be compared by contents, because those names would get that time as well.
+fn may_keep(options: &TreeOptions, old: &Stat, described: &Metadata<'_>) -> bool {
+    options.checksum || old.st_nlink == 1 || is_same_time(options, old, described)
+}
+
+/// Like [`keep`], for a file that has been compared block by block.
+pub(super) fn keep_compared(
+    directory: &OpenDirectory,
+    name: &[u8],
+    described: &Metadata<'_>,
+    stat: &Stat,
+) -> Result<bool, Fault> {
+    let may_keep = may_keep(&directory.shared.options, stat, described);
+    if may_keep { keep(directory, name, described, stat) } else { Ok(false) }
 }
 
 /// Sets the metadata of an entry that stays, and that `stat` describes, if they differ. Returns `false` if another

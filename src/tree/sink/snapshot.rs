@@ -164,8 +164,7 @@ impl Snapshot {
         if options.syncs() {
             sync_directory(&self.generations)?;
         }
-        // What an earlier session of this copy has made belongs to it.
-        self.was_left = was_there && !(self.is_dst && options.generations.session.follows);
+        self.was_left = was_there;
         if !was_there && !options.generations.session.follows && self.has_entries() {
             // When it was checked before, the generation was missing or marked: another run has finished it since.
             self.unmark();

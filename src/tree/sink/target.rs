@@ -21,6 +21,9 @@ use crate::log;
 use crate::tree::metadata::{self, Current};
 use crate::tree::{Fault, HAS_OTHER_NAMES};
 
+/// Explains `ESTALE` for a file in place: what was written is not under its name.
+const LOST_NAME: &str = "its name is gone or belongs to another file; run it again";
+
 /// A file that is being written.
 #[derive(Debug)]
 pub(super) struct Partial {
@@ -228,9 +231,18 @@ impl Partial {
                 mode = succeed(&self.file, &mut owner, &directory.fd, name, &old, !options.owner) & 0o777;
             }
         }
-        if options.syncs() && matches!(self.way, Way::InPlace { .. }) {
-            // If the host crashes, a file with the size and time to come would count as the same.
-            fdatasync(&self.file)?;
+        if matches!(self.way, Way::InPlace { .. }) {
+            if options.syncs() {
+                // If the host crashes, a file with the size and time to come would count as the same.
+                fdatasync(&self.file)?;
+            }
+            if !partial::is_named(&directory.fd, name, &self.file) {
+                // What has the name now was not written by a copy. If the marker stayed, `-u` would overwrite it.
+                if let Some(marker) = self.marker() {
+                    marker.remove(directory);
+                }
+                return Err(Fault::Explained(Errno::STALE, LOST_NAME));
+            }
         }
         let gets_acl = directory.gives_acl;
         let was_there = self.is_adopted || matches!(self.way, Way::InPlace { is_new: false, .. });
@@ -250,7 +262,9 @@ impl Partial {
                 Some(marker) => marker.remove(directory),
                 None => directory.clear_mark(name, false),
             },
-            Way::Unseen | Way::Device => {}
+            // In a directory that an earlier transfer has left, a half-written file of this name may have been marked.
+            Way::Unseen => directory.clear_mark(name, true),
+            Way::Device => {}
         }
         shared.made(&shared.counts.files);
         shared.progress.at(|| directory.tree_path(name));

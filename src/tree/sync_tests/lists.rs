@@ -7,6 +7,8 @@ use super::super::Only;
 use super::*;
 use crate::fs::close::tests::fail_where;
 use crate::fs::{PARTIAL, name_beside};
+use crate::options::Generations;
+use crate::tree::delta_tests::copy_meanwhile;
 use crate::tree::walk::hook;
 
 fn plant(top: &Path, files: &[(&str, &str)]) {
@@ -374,11 +376,13 @@ fn touched(paths: &[&str]) -> Only {
     Only { paths, recursive: false, is_watched: true }
 }
 
-/// An entry has gone since its directory was read. With a watch, the next event reports that. Otherwise the entry is
-/// missing.
+/// An entry has gone since its directory was read. With a watch, the next event reports that. Otherwise it is told, and
+/// is a failure only if the user has named the entry.
 #[test]
 fn what_goes_while_it_is_looked_at_is_the_next_event() {
-    for (only, failed) in [(Some(touched(&["", "d"])), 0), (None, 1)] {
+    let paths = ["d/a", "d/b", "d/c"].map(|path| path.as_bytes().to_vec().into()).to_vec();
+    let named = Only { paths, ..Only::default() };
+    for (only, failed, told) in [(Some(touched(&["", "d"])), 0, 0), (None, 0, 1), (Some(named), 1, 0)] {
         let scratch = tempfile::tempdir().expect("a directory");
         let at = |name: &str| scratch.path().join(name);
         plant(scratch.path(), &[("from/f", "f")]);
@@ -394,8 +398,49 @@ fn what_goes_while_it_is_looked_at_is_the_next_event() {
         let (sent, report) = copy_root(root, &at("to"), &sync(), false);
         hook::set_before_read(None);
         assert_eq!((sent.figures.failed, report.expect("a copy").figures.failed), (failed, 0), "{:?}", sent.failures);
+        assert_eq!(sent.without.len(), told, "{:?}", sent.without);
         assert!(at("to/d/a").exists() && !at("to/d/b").exists() && at("to/d/c").exists());
     }
+}
+
+/// What DST has of it stays: the source may have it under another name by now, which has not come. Nothing else stays
+/// for its sake.
+#[test]
+fn what_disappears_keeps_nothing_but_its_copy() {
+    let delete = TreeOptions { delete: true, ..sync() };
+    for options in [delete, deleting_after()] {
+        let scratch = scratch();
+        let at = |name: &str| scratch.path().join(name);
+        plant(scratch.path(), &[("from/a", "new a"), ("from/b", "new b"), ("from/d/e", "e")]);
+        ["from/c", "from/z"].iter().for_each(|name| fs::hard_link(at("from/b"), at(name)).expect("a link"));
+        plant(scratch.path(), &[("to/a", "old"), ("to/b", "old"), ("to/stale", "s"), ("to/d/stale", "s")]);
+        let gone = at("from/b");
+        let (sent, report) = copy_meanwhile(&at("from/a"), &at("to/a"), &options, move |_| {
+            let _ = fs::remove_file(&gone);
+        });
+        assert_eq!((sent.figures.failed, report.figures.failed, report.figures.deleted), (0, 0, 2), "{report:?}");
+        assert_eq!(sent.without.len(), 1, "{:?}", sent.without);
+        let expected = [("a", "new a"), ("b", "old"), ("c", "new b"), ("d/e", "e"), ("z", "new b")];
+        assert_eq!(texts(&at("to")), owned(&expected));
+    }
+}
+
+#[test]
+fn a_generation_is_whole_without_what_has_disappeared() {
+    let scratch = scratch();
+    let at = |name: &str| scratch.path().join(name);
+    plant(scratch.path(), &[("from/a", "a"), ("from/b", "b")]);
+    fs::create_dir(at("to")).expect("a directory");
+    let session = Session { is_dst: true, is_last: true, ..Session::default() };
+    let generations = Generations { snapshot: Some(b"one".to_vec().into()), session, ..Generations::default() };
+    let gone = at("from/b");
+    let options = TreeOptions { generations, ..sync() };
+    let (sent, report) = copy_meanwhile(&at("from/a"), &at("to/one/a"), &options, move |_| {
+        let _ = fs::remove_file(&gone);
+    });
+    assert_eq!((sent.figures.failed, sent.without.len(), report.figures.failed), (0, 1, 0), "{report:?}");
+    assert_eq!(texts(&at("to/one")), owned(&[("a", "a")]));
+    assert_eq!(fs::read_link(at("to/latest")).expect("a link"), Path::new("one"));
 }
 
 #[test]

@@ -2,14 +2,17 @@
 //! `--copy-unsafe-links`, `--safe-links`, `-x`. Also entries left out by kind: `--no-symlinks`, `--no-specials`.
 
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use rd_proto::tree::{Metadata, PATH_BYTES_MAX, Record, Special};
 use rustix::fs::{Stat, fstat, readlinkat_raw};
+use rustix::io::Errno;
 
 use super::place::{Entry, Layer, Place};
 use super::{Recorder, Step, wrote};
 use crate::fs::identity;
-use crate::options::TreeOptions;
+use crate::options::{Followed, TreeOptions};
 use crate::tree::{Fault, depth_of_link, leads_out};
 
 /// Why a directory is not entered through a link.
@@ -29,19 +32,34 @@ pub enum Treatment {
 
 /// Returns what is done with a symbolic link, on which `link` is open.
 pub fn treatment(options: &TreeOptions, place: &Place, entry: &Entry<'_>, link: &OwnedFd) -> Result<Treatment, Fault> {
-    // As with rsync, the other options are about what is still a link then.
-    if options.copy_links || options.copy_dirlinks && entry.leads_to_directory() {
-        return Ok(Treatment::Followed);
-    }
-    if options.copy_unsafe_links || options.safe_links {
+    let is_out = || {
         let mut target = [0; PATH_BYTES_MAX + 1];
         let length = readlinkat_raw(link, c"", &mut target[..])?;
-        if leads_out(&target[..length], depth_of_link(options, place.levels.len(), false)) {
-            let is_followed = options.copy_unsafe_links;
-            return Ok(if is_followed { Treatment::Followed } else { Treatment::Skipped });
-        }
+        Ok::<_, Errno>(leads_out(&target[..length], depth_of_link(options, place.levels.len(), false)))
+    };
+    // As with rsync, --safe-links is about what is still a link then.
+    Ok(match () {
+        () if options.followed().follows(|| entry.leads_to_directory(), is_out)? => Treatment::Followed,
+        () if options.safe_links && is_out()? => Treatment::Skipped,
+        () => Treatment::Copied,
+    })
+}
+
+impl Followed {
+    /// Whether a symbolic link stands for what it leads to. What the answer does not depend on is not looked at.
+    fn follows<E>(
+        self,
+        leads_to_directory: impl FnOnce() -> bool,
+        leads_out: impl FnOnce() -> Result<bool, E>,
+    ) -> Result<bool, E> {
+        Ok(self.all || self.to_directories && leads_to_directory() || self.leading_out && leads_out()?)
     }
-    Ok(Treatment::Copied)
+
+    /// Whether the walk will follow a root that is this symbolic link. A root lies in no directory of its tree.
+    pub(crate) fn follows_root(self, link: &Path) -> bool {
+        let is_out = || Ok::<_, std::io::Error>(leads_out(std::fs::read_link(link)?.as_os_str().as_bytes(), 0));
+        self.follows(|| link.is_dir(), is_out).unwrap_or(false)
+    }
 }
 
 /// Whether an entry is a followed link to a directory that the walk is in, so that the walk would not end. A link that

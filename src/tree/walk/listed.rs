@@ -50,6 +50,8 @@ pub struct ListedFile {
     follow: bool,
     kind: FileType,
     size: u64,
+    /// Whether the file may disappear, see [`Place::may_vanish`].
+    may_vanish: bool,
     /// Set if the file has further names.
     pub inode: Option<Identity>,
     /// What the file was, if it is to be removed once it has been sent.
@@ -128,8 +130,8 @@ impl Homes {
                 home
             }
         };
-        let (path, name) = (entry.path.to_owned(), entry.name.to_vec());
-        Some(ListedFile { home, path, name, follow: entry.follow, kind, size, inode, seen: None })
+        let (path, name, may_vanish) = (entry.path.to_owned(), entry.name.to_vec(), place.may_vanish(entry.name));
+        Some(ListedFile { home, path, name, follow: entry.follow, kind, size, may_vanish, inode, seen: None })
     }
 }
 
@@ -237,9 +239,18 @@ impl Walk {
             outcome => outcome,
         };
         let step = step.unwrap_or_else(|fault| {
-            let Some(count) = (Record::Gone { number: wanted.number }).encode(target) else { return Step::Full };
-            if !self.place.may_be_gone(&fault) {
-                self.recorder.fail(fault.into_fact(&wanted.file.source_path()));
+            let WantedFile { number, file, .. } = wanted;
+            let has_vanished = self.place.has_vanished(&file.entry(), file.may_vanish, &fault);
+            let encoded = match has_vanished {
+                true => Record::Wanted { number: *number }.encode(target).and_then(|start| {
+                    Some(start + Record::Vanished { name: &file.name }.encode(&mut target[start..])?)
+                }),
+                false => Record::Gone { number: *number }.encode(target),
+            };
+            let Some(count) = encoded else { return Step::Full };
+            match has_vanished {
+                true => self.recorder.tell_vanished(&self.place, &file.source_path()),
+                false => self.recorder.fail(fault.into_fact(&file.source_path())),
             }
             if let Some(inode) = wanted.file.inode {
                 self.recorder.links.forget(inode);
@@ -257,6 +268,9 @@ impl Walk {
         step
     }
 }
+
+/// Why `--append-verify` leaves a file out, as when a log has been rotated. Otherwise it might replace a longer copy.
+const IS_SHORTER: &str = "became shorter after it was listed; a copy at the destination was left as it is";
 
 /// Minimum size of a file that is compared without `--sync`. Smaller files are sent at once: the receiver takes as long
 /// to read a file of one block as to make it, and its record, the digest and the reply cost nearly a tenth of the file
@@ -379,6 +393,9 @@ impl Recorder {
         }
         let began = SystemTime::now();
         let (file, stat) = self.open(&entry, entry.kind, None, OFlags::empty())?;
+        if self.options.append_verify && (stat.st_size as u64) < wanted.file.size {
+            return Err(Fault::Detail(IS_SHORTER));
+        }
         // Further names of the listed file are not names of the file that has replaced it.
         if let Some(inode) = wanted.file.inode.filter(|_| wanted.file.is_other(&stat)) {
             self.links.forget(inode);

@@ -223,9 +223,19 @@ impl Place {
         self.selected.as_ref().is_some_and(|selected| selected.is_watched)
     }
 
-    /// Whether the fault only means that a watched entry has gone. The watch will report that.
-    pub fn may_be_gone(&self, fault: &Fault) -> bool {
-        self.is_watched() && matches!(fault, Fault::System(Errno::NOENT))
+    /// Whether an entry of the last level may disappear after its directory was read. What the user has named has to
+    /// exist, and another of several merged directories may have an entry of the same name.
+    pub fn may_vanish(&self, name: &[u8]) -> bool {
+        let level = self.levels.last().expect("the top is never left");
+        let is_unnamed = |selected: &Selected| selected.are_listed(&level.scope, name) == (false, false);
+        level.layers.len() == 1 && self.selected.as_ref().is_none_or(is_unnamed)
+    }
+
+    /// Whether the fault only means that an entry has disappeared, which it may if `may_vanish`, or if a watch reports
+    /// it. What an automounter cannot mount, and a link that leads nowhere, are still there.
+    pub fn has_vanished(&self, entry: &Entry<'_>, may_vanish: bool, fault: &Fault) -> bool {
+        let is_gone = || statat(entry.at, entry.path, AtFlags::SYMLINK_NOFOLLOW).err() == Some(Errno::NOENT);
+        matches!(fault, Fault::System(Errno::NOENT)) && (self.is_watched() || may_vanish && is_gone())
     }
 
     /// Whether the contents of a directory of the last level are copied. They are not if a watch has seen no change in

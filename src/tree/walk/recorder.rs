@@ -1,6 +1,7 @@
 //! Makes the records of a walk: looks at, opens and describes one entry at a time.
 
 use std::collections::{BTreeMap, HashSet};
+use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -30,6 +31,8 @@ use crate::tree::{Fault, IS_LEFTOVER, stats};
 /// Why the mark of an unfinished entry is not passed over like what else an interrupted copy leaves.
 const IS_MARK: &str =
     "marks an entry beside it as unfinished, whose copy would count as complete; finish or remove that entry";
+
+const HAS_VANISHED: &str = "disappeared while it was copied";
 
 /// Maximum number of marks whose entries are looked for at once.
 const MARKS_MAX: usize = if cfg!(test) { 4 } else { 16 << 10 };
@@ -112,6 +115,27 @@ impl Recorder {
     pub(super) fn fail_also(&mut self, count: u64) {
         self.failures += count;
         self.sent.figures.failed += count;
+    }
+
+    /// Passes over an entry of the last level that has disappeared since its directory was read. With `--delete` the
+    /// receiver has to learn the name: what it has there stays, because the source may have the same under a name that
+    /// was not there yet.
+    pub(super) fn pass_vanished(&mut self, place: &Place, entry: &Entry<'_>, target: &mut [u8]) -> Step {
+        let step = match self.options.delete && place.levels.len() > 1 {
+            true => wrote(Record::Vanished { name: entry.name }.encode(target)),
+            false => Step::Passed,
+        };
+        if !matches!(step, Step::Full) {
+            self.tell_vanished(place, &place.source_path(entry));
+        }
+        step
+    }
+
+    /// Reports an entry that has disappeared, which is no failure. A watch does that by its next event.
+    pub(super) fn tell_vanished(&mut self, place: &Place, path: &OsStr) {
+        if !place.is_watched() {
+            self.sent.without.keep(plain_fact(path, HAS_VANISHED));
+        }
     }
 
     /// Accounts for a large file whose end has been recorded.
@@ -472,11 +496,56 @@ pub(super) fn wrote(length: Option<usize>) -> Step {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::sync::atomic::AtomicBool;
 
-    use super::super::Walk;
+    use super::super::{Come, Walk};
     use super::*;
     use crate::options::{Rule, Rules};
-    use crate::tree::root::Root;
+    use crate::tree::root::{Only, Root};
+
+    /// With `--delete` the receiver learns of it. What the user has named has to exist.
+    #[test]
+    fn what_has_vanished_since_its_directory_was_read_is_no_failure() {
+        for (delete, paths, failed, vanished) in [
+            (true, None, 0, &[&b"d"[..], b"file"][..]),
+            (false, None, 0, &[][..]),
+            (true, Some([".", "file"]), 1, &[&b"d"[..]][..]),
+        ] {
+            let scratch = tempfile::tempdir().expect("a directory");
+            fs::create_dir(scratch.path().join("d")).expect("a directory");
+            for name in ["a", "d/x", "file", "z"] {
+                fs::write(scratch.path().join(name), "").expect("a file");
+            }
+            let paths = paths.map(|paths| paths.map(|path| path.as_bytes().to_vec().into()).to_vec());
+            let only = paths.map(|paths| Only { paths, recursive: true, ..Only::default() });
+            let root = Root { only, ..Root::new(scratch.path(), "t") };
+            let options = TreeOptions { sync: true, delete, ..TreeOptions::default() };
+            let mut walk = Walk::new(vec![root], 1 << 20, options).expect("a tree");
+            let (mut target, mut found, mut told, mut failures) = (vec![0; 1 << 20], Vec::new(), 0, None);
+            // First the record of the root, with which the names in it are read.
+            let mut bytes = 1;
+            while failures.is_none() {
+                let come = Come { room: 10, ..Come::default() };
+                let filled = walk.fill(&mut target, bytes, come, &AtomicBool::new(false));
+                if bytes == 1 {
+                    fs::remove_dir_all(scratch.path().join("d")).expect("it");
+                    fs::remove_file(scratch.path().join("file")).expect("it");
+                    bytes = 1 << 20;
+                }
+                told += filled.sent.without.len() as u64;
+                let mut rest = &target[..filled.length];
+                while let Some(record) = Record::decode(&mut rest).expect("whole records") {
+                    match record {
+                        Record::Vanished { name } => found.push(name.to_vec()),
+                        Record::End { failures: count } => failures = Some(count),
+                        _ => {}
+                    }
+                }
+            }
+            assert_eq!((failures, told), (Some(failed), 2 - failed), "{delete}");
+            assert_eq!(found, vanished);
+        }
+    }
 
     #[test]
     fn an_anchored_pattern_begins_in_each_root_that_ends_in_a_slash() {
@@ -495,5 +564,15 @@ mod tests {
             let (met, are_all) = walk.count(u64::MAX);
             assert_eq!((met.entries, are_all), (9 - left_out, true), "{pattern}");
         }
+    }
+
+    /// Their names do not fit into the memory that names may take.
+    #[test]
+    fn many_roots_are_all_sent() {
+        let scratch = tempfile::NamedTempFile::new().expect("a file");
+        let roots = (0..6000).map(|number| Root::new(scratch.path(), format!("{number:0200}"))).collect();
+        let mut walk = Walk::new(roots, 1 << 20, TreeOptions::default()).expect("a tree");
+        let (met, are_all) = walk.count(u64::MAX);
+        assert_eq!((met.entries, are_all), (6000, true));
     }
 }

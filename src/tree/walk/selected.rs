@@ -261,9 +261,8 @@ impl Recorder {
             self.fail(fault.into_fact(&place.entered_path(0, b"")));
             Names::default()
         });
-        // Entries that are not listed are not known to be gone. A generation has only what is listed, in all sessions.
-        let generations = &self.options.generations;
-        let is_incomplete = generations.snapshot.is_none() || generations.session.follows;
+        // Entries that are not listed are not known to be gone. A generation has only what is listed.
+        let is_incomplete = self.options.generations.snapshot.is_none();
         Level { layers, names, is_incomplete, scope, ..Level::default() }
     }
 

@@ -17,7 +17,7 @@ pub struct Sent {
     pub unremoved: First,
     /// The first leftovers of interrupted copies, which are skipped.
     pub leftovers: First,
-    /// What could not be used, such as a cache of digests, and why.
+    /// What could not be used, such as a cache of digests, and entries that have disappeared meanwhile.
     pub without: First,
 }
 

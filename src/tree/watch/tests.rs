@@ -9,9 +9,14 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use super::*;
 use crate::fs::close::tests::where_calls_fail;
 
-fn started(path: &Path) -> TreeWatch {
+/// Watches the contents of one directory.
+fn started_with(options: WatchOptions, path: &Path) -> Result<TreeWatch, WatchError> {
     let path = path.to_owned();
-    TreeWatch::start(move || vec![path.clone()], false).expect("watched")
+    TreeWatch::start(move || vec![WatchedPath { path: path.clone(), names: vec![PathBuf::new()] }], options)
+}
+
+fn started(path: &Path) -> TreeWatch {
+    started_with(WatchOptions::default(), path).expect("watched")
 }
 
 /// Asks for the next change, and waits for it for as long as given.
@@ -230,6 +235,98 @@ fn directories_on_the_way_may_be_replaced() {
     assert_eq!(next_within(&mut watch, SOON), Some(Some(BTreeSet::new())), "the root itself");
 }
 
+/// The kernel tells that a directory has gone only once no process uses it.
+#[test]
+fn a_root_that_is_made_anew_while_a_process_uses_the_old_one_is_noticed() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let root = scratch.path().join("root");
+    fs::create_dir(&root).expect("made");
+    fs::write(root.join("file"), "").expect("written");
+    let mut watch = started(&root);
+    let used = File::open(&root).expect("a directory");
+    fs::remove_dir_all(&root).expect("removed");
+    fs::create_dir(&root).expect("made");
+    assert_eq!(next_within(&mut watch, SOON), Some(None));
+    fs::write(root.join("file"), "").expect("written");
+    assert_eq!(next_within(&mut watch, SOON), Some(Some(BTreeSet::new())), "the root itself");
+    drop(used);
+}
+
+#[test]
+fn what_patterns_leave_out_is_not_watched() {
+    use crate::options::Rule;
+    let scratch = tempfile::tempdir().expect("a directory");
+    let top = scratch.path().canonicalize().expect("it");
+    for directory in ["modules/a", "src", "build/here"] {
+        fs::create_dir_all(top.join(directory)).expect("made");
+    }
+    let rules = [("*.keep.log", true), ("*.log", false), ("modules/", false), ("/build", false)]
+        .map(|(pattern, is_include)| Rule { pattern: pattern.as_bytes().to_vec().into(), is_include });
+    let options = || WatchOptions { patterns: Patterns::new(&rules).expect("patterns"), ..WatchOptions::default() };
+    let mut watch = started_with(options(), &top).expect("watched");
+    let is_watched = |watch: &TreeWatch, path: &str| watch.watches.numbers.contains_key(&*top.join(path));
+    assert!(is_watched(&watch, "src"));
+    for path in ["modules", "modules/a", "build", "build/here"] {
+        assert!(!is_watched(&watch, path), "{path}");
+    }
+    // Events are in the queue before the call returns that has caused them.
+    let has_changed = |watch: &mut TreeWatch| watch.watches.drain().expect("events");
+    fs::write(top.join("modules/a/file"), "").expect("written");
+    fs::write(top.join("src/a.log"), "").expect("written");
+    fs::create_dir_all(top.join("src/modules/new")).expect("made");
+    assert!(!has_changed(&mut watch));
+    for file in ["src/a.keep.log", "src/modules.c", "src/build"] {
+        fs::write(top.join(file), "").expect("written");
+        assert!(has_changed(&mut watch), "{file}");
+    }
+    // A name that is not left out.
+    fs::rename(top.join("src/modules"), top.join("src/mine")).expect("renamed");
+    assert!(has_changed(&mut watch) && is_watched(&watch, "src/mine/new"));
+    fs::rename(top.join("src/mine"), top.join("src/modules")).expect("renamed");
+    assert!(has_changed(&mut watch) && !is_watched(&watch, "src/mine/new") && !is_watched(&watch, "src/modules/new"));
+    // Another name of the file may be one that is not left out.
+    fs::hard_link(top.join("src/a.log"), top.join("src/a")).expect("a link");
+    assert!(has_changed(&mut watch));
+    fs::write(top.join("src/a.log"), "more").expect("written");
+    assert!(has_changed(&mut watch));
+    // Whether the name of the directory belongs to the paths is not known.
+    let path = top.clone();
+    let find = move || vec![WatchedPath { path: path.clone(), names: vec![PathBuf::new(), "top".into()] }];
+    let watch = TreeWatch::start(find, options()).expect("watched");
+    assert!(is_watched(&watch, "build/here") && !is_watched(&watch, "modules"));
+}
+
+#[test]
+fn a_digest_cache_that_is_named_is_no_change() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let cache = scratch.path().join("cache");
+    let options = WatchOptions { digest_cache: Some(cache.clone()), ..WatchOptions::default() };
+    let mut watch = started_with(options, scratch.path()).expect("watched");
+    fs::write(&cache, "a record").expect("written");
+    assert!(!watch.watches.drain().expect("events"));
+    fs::write(scratch.path().join("other"), "").expect("written");
+    assert!(watch.watches.drain().expect("events"));
+}
+
+#[test]
+fn of_what_is_listed_so_much_is_watched_that_nothing_is_missed() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    fs::create_dir_all(scratch.path().join("a/b")).expect("made");
+    fs::write(scratch.path().join("a/file"), "").expect("written");
+    std::os::unix::fs::symlink("b", scratch.path().join("a/link")).expect("a link");
+    for (listed, watched) in [
+        ("a//./b/", "a/b"),
+        ("/a", "a"),
+        ("a/file", "a/file"),
+        ("a/link/x", "a"),
+        ("a/b/gone/x", "a/b"),
+        ("gone", ""),
+        (".", ""),
+    ] {
+        assert_eq!(watched_below(scratch.path(), listed.as_bytes()), Path::new(watched), "{listed}");
+    }
+}
+
 #[test]
 fn another_root_is_noticed_unless_less_is_mounted() {
     let scratch = tempfile::tempdir().expect("a directory");
@@ -292,8 +389,8 @@ fn other_file_systems_are_left_out_on_request() {
     let scratch = tempfile::tempdir().expect("a directory");
     let top = scratch.path().canonicalize().expect("it");
     fs::create_dir_all(top.join("a/b")).expect("made");
-    let path = top.clone();
-    let mut watch = TreeWatch::start(move || vec![path.clone()], true).expect("watched");
+    let options = WatchOptions { is_one_system: true, ..WatchOptions::default() };
+    let mut watch = started_with(options, &top).expect("watched");
     assert!(watch.watches.numbers.contains_key(top.join("a/b").as_path()), "the file system of the root");
     // As if the root were on another one.
     for state in watch.watches.roots.values_mut() {
@@ -382,7 +479,7 @@ fn a_directory_that_is_found_before_its_move_is_told_stays_watched() {
 fn a_path_with_a_slash_is_watched_without_faccessat2() {
     let scratch = tempfile::tempdir().expect("a directory");
     let path = scratch.path().join("");
-    let started = || TreeWatch::start(move || vec![path.clone()], false).map(|_| ()).map_err(|error| error.path);
+    let started = || started_with(WatchOptions::default(), &path).map(|_| ()).map_err(|error| error.path);
     assert_eq!(where_calls_fail(&[libc::SYS_faccessat2], libc::EPERM, started), Ok(()));
 }
 
@@ -390,7 +487,7 @@ fn a_path_with_a_slash_is_watched_without_faccessat2() {
 fn directories_may_go_while_a_watch_begins() {
     let scratch = tempfile::tempdir().expect("a directory");
     let is_over = AtomicBool::new(false);
-    let start = |path: PathBuf| TreeWatch::start(move || vec![path.clone()], false).err();
+    let start = |path: &Path| started_with(WatchOptions::default(), path).err();
     thread::scope(|scope| {
         let _over = Over(&is_over);
         for name in ["a", "b", "c"] {
@@ -402,9 +499,9 @@ fn directories_may_go_while_a_watch_begins() {
                 }
             });
         }
-        let failed: Vec<_> = (0..300).filter_map(|_| start(scratch.path().to_owned())).collect();
+        let failed: Vec<_> = (0..300).filter_map(|_| start(scratch.path())).collect();
         assert!(failed.is_empty(), "{failed:?}");
     });
-    let missing = start(scratch.path().join("missing")).expect("there is none");
+    let missing = start(&scratch.path().join("missing")).expect("there is none");
     assert_eq!((missing.path, missing.reason), (scratch.path().join("missing"), WatchReason::System(Errno::NOENT)));
 }

@@ -105,6 +105,25 @@ struct Place {
     left: Option<u32>,
 }
 
+impl Place {
+    /// Creates a place at generation 0 and on rail 0, known since `now`.
+    fn new(state: State, now: Duration) -> Self {
+        Self {
+            state,
+            generation: 0,
+            redial_after: REDIAL_MIN,
+            since: now,
+            heard: now,
+            spoke: Duration::ZERO,
+            turn: None,
+            retired: None,
+            rail: 0,
+            health: Health::new(now),
+            left: None,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Lanes {
     /// All actions of the session that have not been polled. Most follow from the state of lanes.
@@ -150,19 +169,7 @@ pub(crate) struct Lanes {
 
 impl Lanes {
     pub(crate) fn new(agreed: Agreed, connector: bool, buffers: u32) -> Self {
-        let absent = Place {
-            state: State::Absent { retry_at: Duration::ZERO },
-            generation: 0,
-            redial_after: REDIAL_MIN,
-            since: Duration::ZERO,
-            heard: Duration::ZERO,
-            spoke: Duration::ZERO,
-            turn: None,
-            retired: None,
-            rail: 0,
-            health: Health::new(Duration::ZERO),
-            left: None,
-        };
+        let absent = Place::new(State::Absent { retry_at: Duration::ZERO }, Duration::ZERO);
         Self {
             actions: VecDeque::with_capacity(4 * buffers as usize + 64),
             agreed,
@@ -316,17 +323,10 @@ impl Lanes {
         }
         let is_left = place.retired.is_some() || place.state == State::Closing { lost: false };
         *place = Place {
-            state: State::Up,
             generation: lane.generation,
-            redial_after: REDIAL_MIN,
-            since: now,
-            heard: now,
-            spoke: Duration::ZERO,
-            turn: None,
-            retired: None,
             rail: place.rail,
-            health: Health::new(now),
             left: is_left.then_some(place.generation),
+            ..Place::new(State::Up, now)
         };
         // A stopped process does not authenticate, so the peer runs.
         self.peer_is(0, now);

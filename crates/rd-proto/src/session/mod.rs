@@ -33,6 +33,7 @@ pub mod lanes;
 mod rails;
 mod receiver;
 mod sender;
+mod span;
 mod ways;
 
 pub use answers::{ANSWER_WAIT, ANSWERS_MAX};

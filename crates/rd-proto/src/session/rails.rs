@@ -29,18 +29,10 @@ const REST_MAX: Duration = Duration::from_secs(60);
 /// How long a rail must last to count as one that never failed.
 const STEADY: Duration = Duration::from_secs(30);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Well,
-    /// Left alone until this time. From then on one lane is tried.
-    Left {
-        until: Duration,
-    },
-}
-
 #[derive(Clone, Copy, Debug)]
 struct Rail {
-    state: State,
+    /// If the rail has failed: left alone until this time. From then on one lane is tried.
+    left_until: Option<Duration>,
     rest: Duration,
     /// When the rail was last taken back.
     back_at: Option<Duration>,
@@ -70,7 +62,7 @@ impl Rails {
 
     /// Creates `count` rails, all of which will be used: those that were found, or the one that the path begins on.
     pub(crate) fn all(path: Path, count: u8) -> Self {
-        let well = Rail { state: State::Well, rest: REST_MIN, back_at: None, was_up: false };
+        let well = Rail { left_until: None, rest: REST_MIN, back_at: None, was_up: false };
         let rails = vec![well; usize::from(count.clamp(1, RAILS_MAX))];
         Self { path, rails, growth: None, untried_until: None, are_lost: false }
     }
@@ -99,21 +91,19 @@ impl Rails {
     /// its lanes. A rail that was left may have one, to see whether it works again.
     pub(crate) fn may_have(&self, rail: u8, nth: u16, now: Duration) -> bool {
         let Some(known) = self.rails.get(usize::from(rail)) else { return false };
-        match known.state {
-            State::Well => {
-                let before = self.rails[..usize::from(rail)].iter().filter(|other| other.state == State::Well);
+        match known.left_until {
+            None => {
+                let before = self.rails[..usize::from(rail)].iter().filter(|other| other.left_until.is_none());
                 before.count() < self.wanted()
             }
-            State::Left { until } => nth == 0 && now >= until,
+            Some(until) => nth == 0 && now >= until,
         }
     }
 
     /// Allows an attempt on every rail that is left alone: no rail works now, and one of these may.
     pub(crate) fn hurry(&mut self, now: Duration) {
         for rail in &mut self.rails {
-            if let State::Left { until } = &mut rail.state {
-                *until = (*until).min(now);
-            }
+            rail.left_until = rail.left_until.map(|until| until.min(now));
         }
     }
 
@@ -124,10 +114,7 @@ impl Rails {
 
     /// Returns whether a rail is left alone.
     pub(crate) fn rests(&self, rail: u8, now: Duration) -> bool {
-        self.rails.get(usize::from(rail)).is_some_and(|rail| match rail.state {
-            State::Well => false,
-            State::Left { until } => now < until,
-        })
+        self.rails.get(usize::from(rail)).and_then(|rail| rail.left_until).is_some_and(|until| now < until)
     }
 
     /// Handles a lane of the rail that is up. Returns the changes that follow.
@@ -141,17 +128,17 @@ impl Rails {
             // rail is worth using. A network that lets only small packets through comes back at once, and carries
             // nothing.
             let is_used =
-                |other: &u8| self.rails[usize::from(*other)].state == State::Well && self.may_have(*other, 0, now);
+                |other: &u8| self.rails[usize::from(*other)].left_until.is_none() && self.may_have(*other, 0, now);
             let used: Vec<u8> = (0..self.rails.len() as u8).filter(is_used).collect();
             changes.extend(used.into_iter().filter_map(|other| self.failed(other, now)));
             self.growth = None;
         }
         let known = &mut self.rails[usize::from(rail)];
-        if known.state != State::Well {
+        if known.left_until.is_some() {
             known.back_at = Some(now);
             changes.extend(known.was_up.then_some(Notice::RailBack(self.path, rail)));
         }
-        (known.state, known.was_up) = (State::Well, true);
+        (known.left_until, known.was_up) = (None, true);
         changes
     }
 
@@ -162,7 +149,7 @@ impl Rails {
             return self.up(rail, now);
         }
         // A rail that was left is tried with its first lane. The others were dialled before it was left.
-        let is_late = nth > 0 && self.rails.get(usize::from(rail)).is_some_and(|rail| rail.state != State::Well);
+        let is_late = nth > 0 && self.rails.get(usize::from(rail)).is_some_and(|rail| rail.left_until.is_some());
         let is_left = !is_late && !used.is_empty() && !used.contains(&rail);
         if is_left { self.failed(rail, now).into_iter().collect() } else { Vec::new() }
     }
@@ -170,12 +157,11 @@ impl Rails {
     /// Handles the failure of a rail: it has no lane any more, or could not get one, while another rail has lanes.
     fn failed(&mut self, number: u8, now: Duration) -> Option<Notice> {
         let rail = self.rails.get_mut(usize::from(number))?;
-        let was_well = match rail.state {
-            State::Well => true,
-            // All its lanes may have been dialled at once. They fail together, and count as one failure.
-            State::Left { until } if now < until => return None,
-            State::Left { .. } => false,
-        };
+        // All its lanes may have been dialled at once. They fail together, and count as one failure.
+        if rail.left_until.is_some_and(|until| now < until) {
+            return None;
+        }
+        let was_well = rail.left_until.is_none();
         let is_news = was_well && rail.was_up;
         let is_flapping = match rail.back_at {
             // A rail that was never up may never be.
@@ -188,7 +174,7 @@ impl Rails {
         } else if is_news {
             rail.rest = REST_MIN;
         }
-        rail.state = State::Left { until: now + rail.rest };
+        rail.left_until = Some(now + rail.rest);
         is_news.then_some(Notice::RailLeft(self.path, number))
     }
 

@@ -5,20 +5,36 @@ use std::time::Duration;
 use super::answers::Outgoing;
 use super::lanes::path_of;
 use super::sender::RETIRED_MAX;
+use super::span::Span;
 use super::{Action, Agreed, BufferId, Core, LANES_MAX, Machine, Notice, Outcome, Violation};
 use crate::control::{Cause, Frame, Path, SPAN_MAX, SequenceSet};
 use crate::frame::ChunkHeader;
 use crate::handshake::LaneId;
 use crate::record::TransferDigest;
 
-/// Maximum delay of an acknowledgement, so that more can go with it. The delay does not stall the sender: a shortage of
-/// credits or buffers, and the end of the transfer, trigger an acknowledgement at once.
+/// Maximum delay of an acknowledgement, so that more can go with it. A few chunks, a shortage of credits, and the end of
+/// the transfer trigger an acknowledgement at once. So the delay stalls a sender only on RDMA, and only if it has fewer
+/// buffers than this end waits for.
 const ACK_DELAY: Duration = Duration::from_millis(50);
 
 /// Number of chunks after which a TCP lane is acknowledged. With so few, the sender uses few buffers in turn, which
-/// stay in its cache. On RDMA more chunks go together, because each acknowledgement costs the adapter a message each
-/// way.
+/// stay in its cache.
 const TCP_ACK_CHUNKS: u32 = 2;
+
+/// The same on RDMA. The sender may have far fewer buffers than this end, if less memory can be locked there, and sends
+/// nothing while all of them wait for an acknowledgement. The smallest pool has four: while two are acknowledged, the
+/// others are on the way.
+const RDMA_ACK_CHUNKS: u32 = 2;
+
+/// Maximum number of acknowledgements on RDMA for as many chunks as this end has buffers. With many buffers, more
+/// chunks go together: a sender that is stopped reads none, although its adapter sends all that was posted, and a lane
+/// on which too many control frames wait ends.
+const RDMA_ACKS_MAX: u32 = 64;
+
+/// The same if a round trip takes at least `RDMA_LONG`. A control lane carries some 16 frames in a round trip, and the
+/// buffers of all chunks whose acknowledgement waits behind them are missing at the sender.
+const RDMA_ACKS_LONG: u32 = 8;
+const RDMA_LONG: Duration = Duration::from_micros(500);
 
 /// Minimum time for which a receiver that has finished stays to repeat its answer.
 const LINGER_MIN: Duration = Duration::from_secs(2);
@@ -96,7 +112,7 @@ pub struct Receiver {
     sinks: u8,
     buffers: Vec<BufferState>,
     free: Vec<BufferId>,
-    chunks: Box<[Chunk]>,
+    chunks: Span<Chunk>,
     /// Lowest sequence not taken.
     base: u64,
     /// Next sequence to write, for ordered sinks.
@@ -134,7 +150,7 @@ impl Receiver {
             layout,
             buffers: vec![BufferState { place: Place::Free, sequence: 0 }; buffers as usize],
             free: (0..buffers).rev().collect(),
-            chunks: vec![Chunk::default(); SPAN_MAX].into_boxed_slice(),
+            chunks: Span::default(),
             base: 0,
             next_write: 0,
             seen_end: 0,
@@ -184,14 +200,14 @@ impl Receiver {
         let sequence = header.sequence;
         let is_new = sequence >= self.base
             && sequence - self.base < SPAN_MAX as u64
-            && self.chunks[sequence as usize % SPAN_MAX].stage == Stage::Absent;
+            && self.chunks[sequence].stage == Stage::Absent;
         // A chunk is never in two places, so this sequence cannot be right. Without an error the receiver would wait
         // for the right sequence without end.
         if !is_new {
             self.release(buffer);
             return Err(Violation::Impossible("chunk sequence"));
         }
-        let chunk = &mut self.chunks[sequence as usize % SPAN_MAX];
+        let chunk = &mut self.chunks[sequence];
         *chunk = Chunk {
             stage: Stage::Opening,
             written: 0,
@@ -215,7 +231,7 @@ impl Receiver {
             debug_assert!(false, "opened a buffer that was not being opened");
             return;
         };
-        let chunk = &mut self.chunks[state.sequence as usize % SPAN_MAX];
+        let chunk = &mut self.chunks[state.sequence];
         if genuine {
             self.core.lanes.carried();
             chunk.stage = Stage::Held;
@@ -246,7 +262,7 @@ impl Receiver {
     /// and the buffer is free.
     pub fn handle_written(&mut self, buffer: BufferId, sink: u8, now: Duration) {
         let sequence = self.buffers[buffer as usize].sequence;
-        let chunk = &mut self.chunks[sequence as usize % SPAN_MAX];
+        let chunk = &mut self.chunks[sequence];
         debug_assert!(chunk.stage == Stage::Writing && chunk.buffer == buffer && self.sinks >> sink & 1 == 1);
         chunk.written |= 1 << sink;
         if chunk.written != self.sinks {
@@ -256,8 +272,8 @@ impl Receiver {
         self.release(buffer);
         self.ack_owed += 1;
         self.ack_since.get_or_insert(now);
-        while self.chunks[self.base as usize % SPAN_MAX].stage == Stage::Taken {
-            let chunk = std::mem::take(&mut self.chunks[self.base as usize % SPAN_MAX]);
+        while self.chunks[self.base].stage == Stage::Taken {
+            let chunk = std::mem::take(&mut self.chunks[self.base]);
             let in_place = match chunk.item {
                 0 => chunk.position == self.stream_bytes,
                 _ => self.layout == Layout::Tree,
@@ -327,21 +343,19 @@ impl Receiver {
     }
 
     fn write(&mut self, sequence: u64) {
-        let chunk = &mut self.chunks[sequence as usize % SPAN_MAX];
+        let chunk = &mut self.chunks[sequence];
         chunk.stage = Stage::Writing;
         self.core.lanes.actions.push_back(Action::Write(chunk.buffer));
     }
 
     fn have(&self) -> SequenceSet {
-        let above = (self.base..self.seen_end).filter(|&sequence| {
-            !matches!(self.chunks[sequence as usize % SPAN_MAX].stage, Stage::Absent | Stage::Opening)
-        });
+        let above = (self.base..self.seen_end)
+            .filter(|&sequence| !matches!(self.chunks[sequence].stage, Stage::Absent | Stage::Opening));
         SequenceSet::new(self.base, above)
     }
 
     fn taken(&self) -> SequenceSet {
-        let above = (self.base..self.seen_end)
-            .filter(|&sequence| self.chunks[sequence as usize % SPAN_MAX].stage == Stage::Taken);
+        let above = (self.base..self.seen_end).filter(|&sequence| self.chunks[sequence].stage == Stage::Taken);
         SequenceSet::new(self.base, above)
     }
 
@@ -388,8 +402,14 @@ impl Receiver {
     }
 
     fn acknowledge(&mut self, now: Duration) {
-        let batch = (self.buffers.len() as u32 / 4).max(1);
-        let batch = if self.core.path() == Some(Path::Tcp) { batch.min(TCP_ACK_CHUNKS) } else { batch };
+        let buffers = self.buffers.len() as u32;
+        let is_long = || self.core.round_trip().is_some_and(|round_trip| round_trip >= RDMA_LONG);
+        let batch_max = match self.core.path() {
+            Some(Path::Tcp) => TCP_ACK_CHUNKS,
+            _ if is_long() => RDMA_ACK_CHUNKS.max(buffers.div_ceil(RDMA_ACKS_LONG)),
+            _ => RDMA_ACK_CHUNKS.max(buffers.div_ceil(RDMA_ACKS_MAX)),
+        };
+        let batch = (buffers / 4).clamp(1, batch_max);
         let mut due = self.ack_owed >= batch || (self.final_taken && self.ack_owed > 0);
         due |= self.ack_since.is_some_and(|since| now >= since + ACK_DELAY);
         for account in self.lanes.iter().filter(|account| self.core.lanes.is_up(account.lane)) {
@@ -571,7 +591,7 @@ impl Machine for Receiver {
         }
         while self.is_ordered()
             && self.next_write < self.base + SPAN_MAX as u64
-            && self.chunks[self.next_write as usize % SPAN_MAX].stage == Stage::Held
+            && self.chunks[self.next_write].stage == Stage::Held
         {
             self.write(self.next_write);
             self.next_write += 1;

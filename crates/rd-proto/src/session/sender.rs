@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::answers::Incoming;
 use super::lanes::path_of;
+use super::span::Span;
 use super::{Action, Agreed, BufferId, CHUNK_BYTES_MIN, Core, Machine, Notice, Outcome, Violation};
 use crate::control::{Frame, Path, SPAN_MAX, SequenceSet};
 use crate::frame::ChunkHeader;
@@ -172,7 +173,7 @@ pub struct Sender {
     core: Core,
     buffers: Vec<BufferState>,
     free: Vec<BufferId>,
-    chunks: Box<[Chunk]>,
+    chunks: Span<Chunk>,
     /// Lowest sequence not taken.
     base: u64,
     /// One past the highest sequence that has been sealed.
@@ -244,7 +245,7 @@ impl Sender {
             core: Core { pool_shrinks: true, ..Core::new(agreed, connector, buffers) },
             buffers: vec![free; buffers as usize],
             free: (0..buffers).rev().collect(),
-            chunks: vec![Chunk::default(); SPAN_MAX].into_boxed_slice(),
+            chunks: Span::default(),
             base: 0,
             sealed_end: 0,
             cursor: 0,
@@ -293,7 +294,7 @@ impl Sender {
         let sequence = header.sequence;
         let state = &mut self.buffers[buffer as usize];
         debug_assert!(matches!(state.place, Place::Working | Place::Queued));
-        let chunk = &mut self.chunks[sequence as usize % SPAN_MAX];
+        let chunk = &mut self.chunks[sequence];
         if chunk.buffer.is_none() {
             self.fills_open -= 1;
             // The latest fill decides: the data being read now is in memory, or is not.
@@ -314,7 +315,7 @@ impl Sender {
 
     /// Records the tag of a planned chunk that has been sealed.
     pub fn handle_tag(&mut self, buffer: BufferId, tag: [u8; 16]) {
-        let chunk = &mut self.chunks[self.buffers[buffer as usize].sequence as usize % SPAN_MAX];
+        let chunk = &mut self.chunks[self.buffers[buffer as usize].sequence];
         if chunk.buffer == Some(buffer) {
             chunk.tag = tag;
         }
@@ -328,13 +329,6 @@ impl Sender {
             account.used -= 1;
         }
         self.buffers[buffer as usize].move_to(Place::Working, &mut self.read_ahead);
-    }
-
-    /// Returns whether the chunk in this buffer has been sealed before and is being encrypted now.
-    pub fn is_resealing(&self, buffer: BufferId) -> bool {
-        let sequence = self.buffers[buffer as usize].sequence;
-        let sealed = self.chunks[sequence as usize % SPAN_MAX].buffer == Some(buffer);
-        sealed && self.buffers[buffer as usize].place == Place::Working
     }
 
     /// Records that this buffer is read from a device that does many reads at once. As long as that is so, all free
@@ -445,7 +439,7 @@ impl Sender {
         // all others wait for would find no receive.
         let window_end = self.base + self.window.min(SPAN_MAX as u64);
         while self.cursor < self.sealed_end.min(window_end) {
-            let Some(buffer) = self.chunks[self.cursor as usize % SPAN_MAX].buffer else {
+            let Some(buffer) = self.chunks[self.cursor].buffer else {
                 self.cursor += 1;
                 continue;
             };
@@ -508,7 +502,7 @@ impl Sender {
             return Err(Violation::Impossible("acknowledgement"));
         }
         for sequence in (self.base..set.below).chain(set.above()) {
-            let chunk = &self.chunks[sequence as usize % SPAN_MAX];
+            let chunk = &self.chunks[sequence];
             if chunk.taken {
                 continue;
             }
@@ -524,12 +518,12 @@ impl Sender {
                 Place::OnLane(_) => state.taken = true,
                 Place::Sent(_) | Place::Arrived => self.release(buffer),
             }
-            let chunk = &mut self.chunks[sequence as usize % SPAN_MAX];
+            let chunk = &mut self.chunks[sequence];
             (chunk.buffer, chunk.taken) = (None, true);
             self.core.lanes.carried();
         }
-        while self.base < self.sealed_end && self.chunks[self.base as usize % SPAN_MAX].taken {
-            let chunk = std::mem::take(&mut self.chunks[self.base as usize % SPAN_MAX]);
+        while self.base < self.sealed_end && self.chunks[self.base].taken {
+            let chunk = std::mem::take(&mut self.chunks[self.base]);
             self.digest.push(&chunk.tag);
             self.core.counters.bytes += u64::from(chunk.plain_bytes);
             self.core.counters.chunks += 1;
@@ -577,7 +571,7 @@ impl Sender {
                     self.cursor = self.cursor.min(state.sequence);
                     self.core.counters.replayed += 1;
                     let mark = self.core.lanes.carried_mark();
-                    let chunk = &mut self.chunks[state.sequence as usize % SPAN_MAX];
+                    let chunk = &mut self.chunks[state.sequence];
                     let before = if chunk.replays.1 == mark { chunk.replays.0 } else { 0 };
                     chunk.replays = (before + 1, mark);
                     self.core.lanes.replayed(before + 1, now);

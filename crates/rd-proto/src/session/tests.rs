@@ -14,6 +14,7 @@ mod damage;
 mod ending;
 mod idle;
 mod pause;
+mod pools;
 mod switch;
 mod vain;
 

@@ -36,8 +36,8 @@ pub enum Extension<'a> {
     /// Marks a directory that only leads to what is listed (`--no-implied-dirs`). If it is missing it is made, and an
     /// existing one is not changed.
     Implied,
-    /// The inode at the sender, which will remove the entry (`--remove-source-files`). If the receiver finds this very
-    /// inode at the destination, the entry is not made.
+    /// The inode at the sender, which will remove the entry (`--remove-source-files`), or whose contents may be written
+    /// over it (`--in-place`). If the receiver finds this very inode at the destination, the entry is not made.
     Inode {
         /// Number of the inode.
         number: u64,
@@ -94,8 +94,8 @@ impl<'a> Extension<'a> {
     /// Decodes a value. `None` if this version does not know the kind.
     fn decode(kind: u16, value: &'a [u8]) -> Result<Option<Self>, TreeError> {
         Ok(Some(match kind {
-            1 => Self::User(account(value)?),
-            2 => Self::Group(account(value)?),
+            1 => Self::User(short_name(value)?),
+            2 => Self::Group(short_name(value)?),
             3 => Self::Digest(value.try_into().map_err(|_| TreeError::Length)?),
             4 => Self::Flags(u32::from_le_bytes(value.try_into().map_err(|_| TreeError::Length)?)),
             5 if value.is_empty() => Self::Implied,
@@ -119,8 +119,8 @@ impl<'a> Extension<'a> {
     }
 }
 
-/// Checks the name of a user or group.
-fn account(name: &[u8]) -> Result<&[u8], TreeError> {
+/// Checks the name of a user, a group or an attribute.
+pub(super) fn short_name(name: &[u8]) -> Result<&[u8], TreeError> {
     let is_name = !name.is_empty() && name.len() <= NAME_BYTES_MAX && !name.contains(&0);
     if is_name { Ok(name) } else { Err(TreeError::Name) }
 }
@@ -145,7 +145,7 @@ impl<'a> AclNames<'a> {
         buffer.extend(number.to_le_bytes());
         buffer.push(name.len() as u8);
         buffer.extend(name);
-        let is_valid = account(name).is_ok() && AclNames::decode(buffer).is_ok();
+        let is_valid = short_name(name).is_ok() && AclNames::decode(buffer).is_ok();
         if !is_valid || buffer.len() > ACL_NAMES_BYTES_MAX {
             buffer.truncate(before);
         }
@@ -165,7 +165,7 @@ impl<'a> AclNames<'a> {
 
     fn next(reader: &mut Reader<'a>) -> Result<(u8, u32, &'a [u8]), TreeError> {
         let (tag, number, length) = (reader.u8()?, reader.u32()?, usize::from(reader.u8()?));
-        Ok((tag, number, account(reader.bytes(length)?)?))
+        Ok((tag, number, short_name(reader.bytes(length)?)?))
     }
 
     fn decode(value: &'a [u8]) -> Result<Self, TreeError> {

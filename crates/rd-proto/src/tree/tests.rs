@@ -63,6 +63,8 @@ fn what_cannot_be_a_walk_is_refused() {
         (vec![file(b"b"), file(b"a")], TreeError::Order),
         (vec![file(b"a"), file(b"a")], TreeError::Order),
         (vec![directory(b"a"), Record::Leave, file(b"a")], TreeError::Order),
+        (vec![file(b"b"), Record::Vanished { name: b"a" }], TreeError::Order),
+        (vec![Record::Wanted { number: 0 }, Record::Gone { number: 0 }], TreeError::Wanted),
         (vec![Record::Leave], TreeError::Depth),
         (vec![directory(b"a"), end], TreeError::Depth),
         (vec![directory(b"a"); DEPTH_MAX + 1], TreeError::Depth),

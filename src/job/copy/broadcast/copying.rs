@@ -78,8 +78,7 @@ impl Reached {
 }
 
 impl Copy<'_> {
-    /// Refuses sources whose names take more than one request. With a single host, they would be copied in several
-    /// sessions.
+    /// Refuses sources whose names take more than one request. With a single host, they would be sent ahead of it.
     pub(super) fn check_request(&self, source: usize, found: &[(usize, Found)]) -> Result<(), Failure> {
         let settings = self.plan.tree.clone();
         // A node on this host is begun without a message, so only the other hosts' requests count, which have no paths. A

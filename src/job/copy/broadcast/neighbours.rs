@@ -7,7 +7,7 @@ use super::{Copy, Run, Target, names_of};
 use crate::control::endpoints::ENDPOINTS_MAX;
 use crate::control::frames::Placed;
 use crate::fault::{Exit, Failure};
-use crate::transport::leads_elsewhere;
+use crate::transport::{leads_elsewhere, subnet};
 
 impl Copy<'_> {
     /// Returns why a host cannot get its copy: another host would write to the same place. The two hosts are names of
@@ -75,8 +75,9 @@ pub(super) fn in_order<'a>(hosts: impl Iterator<Item = (usize, &'a Placed)>) -> 
 /// Returns the addresses that a host announces, except those that other hosts cannot reach.
 fn told(placed: &Placed) -> Vec<Told> {
     let told = placed.addresses.iter().take(ENDPOINTS_MAX).filter_map(|endpoint| {
-        let network = (endpoint.subnet()?, endpoint.prefix_bits);
-        Some((network, endpoint.socket_address()?.ip(), endpoint.rate_mbps))
+        let address = endpoint.socket_address()?.ip();
+        let network = (subnet(address, endpoint.prefix_bits), endpoint.prefix_bits);
+        Some((network, address, endpoint.rate_mbps))
     });
     told.filter(|(_, address, _)| leads_elsewhere(*address)).collect()
 }

@@ -9,6 +9,7 @@ use rd_proto::tree::{Record, Time};
 use super::super::tests::chunk;
 use super::super::{KeptState, TreeSink};
 use super::*;
+use crate::fs::close::tests::where_calls_fail;
 use crate::fs::io_fact;
 use crate::options::TreeOptions;
 
@@ -96,6 +97,57 @@ fn a_tree_of_which_nothing_came_leaves_nothing() {
     assert_eq!(names(scratch.path()), [""; 0]);
 }
 
+/// What an interrupted copy has left of it may be cut.
+#[test]
+fn the_copy_of_what_has_vanished_stays_unless_it_was_left() {
+    let top = Record::Directory { name: b"new", metadata: Metadata { mode: 0o755, ..META } };
+    let (vanished, end) = (Record::Vanished { name: b"file" }, Record::End { failures: 0 });
+    let (listed, wanted) = (Record::Listed { name: b"file", metadata: META, size: 5 }, Record::Wanted { number: 0 });
+    let other = Record::Symlink { name: b"a", metadata: META, target: b"x" };
+    for (is_listed, is_left) in [(false, false), (true, false), (false, true), (true, true)] {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let new = scratch.path().join("new");
+        let options = TreeOptions { sync: true, delete: true, ..TreeOptions::default() };
+        let begin = || TreeSink::new(scratch.path(), options.clone(), Box::new(|_| {})).expect("there");
+        if is_left {
+            let mut cut = begin();
+            cut.push(0, 0, chunk(&[top, file(b"file")])).expect("taken");
+            cut.shared.wait_drained();
+        } else {
+            fs::create_dir(&new).expect("a directory");
+            ["file", "stale"].iter().for_each(|name| fs::write(new.join(name), "old").expect("a file"));
+        }
+        let mut sink = begin();
+        let begun = if is_listed { vec![top, other, listed] } else { vec![top, other] };
+        sink.push(0, 0, chunk(&begun)).expect("taken");
+        sink.shared.wait_drained();
+        let mut rest = if is_listed { vec![wanted, vanished] } else { vec![vanished] };
+        rest.extend([Record::Leave, end]);
+        sink.push(0, 0, chunk(&rest)).expect("taken");
+        let report = sink.finish().expect("whole");
+        assert_eq!(report.figures.failed, 0, "{is_listed} {is_left}: {:?}", report.failures);
+        let there: &[&str] = if is_left { &["a"] } else { &["a", "file"] };
+        assert_eq!(names(&new), there, "{is_listed} {is_left}");
+    }
+}
+
+/// It may just be emptied, or a file system that was mounted there be gone.
+#[test]
+fn a_source_of_which_every_entry_has_vanished_deletes_nothing() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let there = scratch.path().join("there");
+    fs::create_dir(&there).expect("a directory");
+    ["file", "stale"].iter().for_each(|name| fs::write(there.join(name), "old").expect("a file"));
+    let options = TreeOptions { sync: true, delete: true, ..TreeOptions::default() };
+    let mut sink = TreeSink::new(scratch.path(), options, Box::new(|_| {})).expect("there");
+    let top = Record::Directory { name: b"there", metadata: Metadata { mode: 0o755, ..META } };
+    let records = [top, Record::Vanished { name: b"file" }, Record::Leave, Record::End { failures: 0 }];
+    sink.push(0, 0, chunk(&records)).expect("taken");
+    let report = sink.finish().expect("whole");
+    assert_eq!(report.figures.failed, 1, "{:?}", report.failures);
+    assert_eq!(names(&there), ["file", "stale"]);
+}
+
 /// Another process has made an entry of that name meanwhile. That entry stays, and so does the data that has arrived.
 #[test]
 fn a_name_that_was_taken_meanwhile_is_left_alone() {
@@ -115,6 +167,28 @@ fn a_name_that_was_taken_meanwhile_is_left_alone() {
     // It is whole, so it is open to those to whom its source is.
     assert_eq!(fs::metadata(&beside).expect("there").mode() & 0o7777, META.mode);
     fs::set_permissions(&beside, fs::Permissions::from_mode(0o700)).expect("ours");
+}
+
+/// It may have its final owner and mode by then. The next copy goes on only with what is this user's and closed to
+/// others.
+#[test]
+fn a_tree_that_could_not_get_its_name_is_gone_on_with() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let beside = name_beside(b"new", PARTIAL);
+    let metadata = Metadata { uid: 12, ..META };
+    let records =
+        [Record::Directory { name: b"new", metadata }, file(b"file"), Record::Leave, Record::End { failures: 0 }];
+    // A failure that stops everything.
+    let copied = where_calls_fail(&[libc::SYS_renameat2], libc::EROFS, || {
+        let mut sink = TreeSink::new(scratch.path(), TreeOptions::default(), Box::new(|_| {})).expect("there");
+        sink.push(0, 0, chunk(&records)).and_then(|()| sink.finish())
+    });
+    assert!(copied.is_err());
+    let stat = fs::metadata(scratch.path().join(&beside)).expect("it is kept");
+    assert_eq!((stat.mode() & 0o7777, stat.uid()), (0o700, rustix::process::geteuid().as_raw()));
+    let top = fs::File::open(scratch.path()).expect("there");
+    assert!(partial::open_tree(&top, &beside).expect("ours").was_left);
+    assert_eq!(names(&scratch.path().join(&beside)), ["file"]);
 }
 
 /// As the working directory may have been.

@@ -199,6 +199,29 @@ fn an_unknown_critical_extension_fails_its_entry_and_no_other() {
     assert_eq!(names_below(&scratch.dst()), [scratch.dst().join("f")]);
 }
 
+/// It waits for an answer about any file that is compared, however small it is, and would wait for ever.
+#[test]
+fn who_sends_a_compared_file_that_is_not_made_is_answered() {
+    const SIZE: u64 = 1 << 20;
+    let scratch = Scratch::new();
+    fs::write(scratch.dst().join("a"), vec![1; SIZE as usize]).expect("a file");
+    let answers: Arc<Mutex<Vec<Answer>>> = Arc::default();
+    let answer = {
+        let answers = Arc::clone(&answers);
+        Box::new(move |answer| crate::locked(&answers).push(answer))
+    };
+    let options = TreeOptions { sync: true, ..TreeOptions::default() };
+    let mut sink = TreeSink::new(&scratch.dst(), options, answer).expect("there");
+    sink.push(0, 0, chunk(&[Record::Listed { name: b"a", metadata: META, size: SIZE }])).expect("taken");
+    sink.shared.wait_drained();
+    let unknown = Metadata { extensions: Extensions::new(b"\xbc\x02\x01\0\0"), ..META };
+    let large = Record::Large { name: b"a", metadata: unknown, item: 1, size: SIZE, is_sparse: false };
+    sink.push(0, 0, chunk(&[Record::Wanted { number: 0 }, large, closed(1, 0), END])).expect("taken");
+    assert_eq!(sink.finish().expect("whole").figures.failed, 1);
+    let verdicts = Answer::Verdicts { first: 0, verdicts: vec![Verdict::Blocks] };
+    assert_eq!(*crate::locked(&answers), [verdicts, Answer::nothing(1)]);
+}
+
 /// Temporary names beside `name`, as an attacker may have planted them.
 fn beside(scratch: &Scratch, name: &str) -> [PathBuf; 3] {
     ["rd-part", "rd-link", "rd-half"].map(|ending| scratch.dst().join(name_beside(name.as_bytes(), ending)))

@@ -74,6 +74,22 @@ fn without_modes_an_unfinished_directory_is_not_closed() {
     assert_eq!(fs::metadata(scratch.dst().join("d/new")).expect("there").mode() & 0o777, before);
 }
 
+/// The copy may never be run again.
+#[test]
+fn a_closed_destination_is_closed_again_by_a_copy_that_is_cut() {
+    for (is_merged, closed) in [(false, 0o333), (true, 0o333), (false, 0o111)] {
+        let scratch = Scratch::new();
+        fs::set_permissions(scratch.dst(), fs::Permissions::from_mode(closed)).expect("ours");
+        let names = if is_merged { Names::Only(b".".to_vec()) } else { Names::Any };
+        let mut sink = scratch.sink(Destination { names, ..Destination::default() });
+        sink.push(0, 0, chunk(&[directory(b"d"), file(b"f", b"1")])).expect("taken");
+        sink.discard();
+        drop(sink);
+        let mode = fs::metadata(scratch.dst()).expect("there").mode() & 0o7777;
+        assert_eq!(mode, closed, "merged: {is_merged}");
+    }
+}
+
 /// `--in-place` never changes the contents of another name, and says why it fails.
 #[test]
 fn in_place_refuses_a_file_with_other_names() {

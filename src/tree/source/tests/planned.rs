@@ -59,6 +59,43 @@ fn planned_ranges_are_parts_like_others() {
     }
 }
 
+/// A server may take a minute to say where a file has data, and the session's loop must not wait for that.
+#[test]
+fn ranges_are_planned_while_the_system_is_asked_for_holes() {
+    let scratch = Scratch::new();
+    let holes = fs::File::create(scratch.0.join("holes")).expect("made");
+    holes.write_all_at(&bytes(PART_BYTES, 9), 4 << 20).expect("written");
+    scratch.write("plain", bytes(3 * PART_BYTES, 1));
+    let source = scratch.source(PART_BYTES);
+    let (mut parts, mut target) = (Parts::new(), vec![0; PART_BYTES]);
+    let next = || source.task(PART_BYTES, Duration::ZERO);
+    let (file, position) = loop {
+        match next() {
+            Task::Walk(walk, come) => {
+                let part = source.walk(walk, come, &mut target, PART_BYTES);
+                parts.extend(part.map(|part| (part, target[..part.length].to_vec())));
+            }
+            Task::Read(file, Piece::Look(position)) => break (file, position),
+            _ => panic!("the file with holes comes first"),
+        }
+    };
+    let mut count = 0;
+    while let Some(plan) = source.plan(PART_BYTES) {
+        let part = by_worker(&source, &plan, &mut target);
+        parts.push((part, target[..part.length].to_vec()));
+        count += 1;
+    }
+    assert_eq!((count, position), (3, 0));
+    assert!(matches!(next(), Task::Wait), "the file has not ended");
+    // As an answer of the receiver does.
+    crate::locked(&source.shared).ready.push_back(file.item);
+    assert!(matches!(next(), Task::Wait), "the system is asked once");
+    source.look(&file, position);
+    parts.extend(rest(&source, 1, PART_BYTES));
+    assert_same(&scratch, &rebuild(parts));
+    assert_eq!(facts(&source), [""; 0]);
+}
+
 #[test]
 fn a_planned_range_that_cannot_be_read_is_a_part_of_nothing() {
     let scratch = Scratch::new();

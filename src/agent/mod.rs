@@ -49,9 +49,9 @@ const ALONE_MAX: Duration = Duration::from_secs(60);
 /// How long a search keeps back what it has found.
 const FOUND_EVERY: Duration = Duration::from_secs(1);
 
-/// The words by which a stage asks for the login's own shell, as sshd starts it. The last stands for the shell's path,
-/// which the agent puts in its place if it can find out. If the shell can be found by its bare name, it is started by
-/// that name, which it then prints in front of its error messages.
+/// The words by which a stage asks for the login's own shell, as sshd starts it. The last stands for the shell's path.
+/// If the agent can find out that path, it puts it there, and [`START_SHELL`] in place of the third word. If the shell
+/// can be found by its bare name, it is started by that name, which it then prints in front of its error messages.
 ///
 /// Agents of other releases know these words: do not change them within a major version.
 pub(crate) const LOGIN_SHELL: [&str; 4] = [

@@ -87,7 +87,7 @@ pub fn open(
     listening: Option<&Arc<Mutex<Registry>>>,
     post: &Post<Event>,
 ) -> Result<Opened, Obstacle> {
-    // To find it takes many files to read. It counts only where the pool may grow and the user has set no limit.
+    // Finding out means reading many files. The answer matters only if the pool may grow and the user has set no limit.
     let is_asked = options.shares_memory() && !agreed.try_rdma;
     let available = if is_asked { available_bytes(Path::new("/")) } else { None };
     let (mut opened, adapters) = map(agreed, options.buffers(agreed.chunk_bytes, available))?;

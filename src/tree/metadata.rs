@@ -56,8 +56,9 @@ pub(super) struct Reader {
     extensions: Vec<u8>,
 }
 
-/// Returns what tells whether an entry is the source itself. If entries are removed at the source, the other host finds the
-/// same numbers. Otherwise only this host asks, and a snapshot of the file, which has the same, is on another device.
+/// Returns the extension by which the receiver recognizes the source itself. With `--remove-source-files` another host must
+/// be able to compare it, so it has no device number, which differs between hosts. Otherwise only this host compares it, and
+/// the device number tells the file from its copy in a snapshot, which has the same inode number and ctime.
 pub fn inode(stat: &Stat, options: &TreeOptions) -> Extension<'static> {
     let device = if options.remove_source_files { 0 } else { stat.st_dev.rotate_left(32) };
     Extension::Inode { number: stat.st_ino ^ device, changed: (stat.st_ctime, stat.st_ctime_nsec as u32) }

@@ -169,8 +169,9 @@ pub struct Come {
     pub unjudged: usize,
 }
 
-/// Maximum number of roots that are looked at before the walk begins: the other end is waiting. Of more, each that cannot
-/// be sent fails by itself, except one that is merged with others: it would be passed over, and its copies be deleted.
+/// If there are more roots, they are not looked at before the walk begins, because the other end is waiting: a root that
+/// cannot be sent then fails alone. Roots that are merged are always looked at: a missing one would be passed over, and
+/// what DST has of it deleted.
 const LOOKED_AT_MAX: usize = 1024;
 
 impl Walk {
@@ -178,9 +179,9 @@ impl Walk {
     ///
     /// # Errors
     ///
-    /// Returns the path with the error number or another reason: one of few roots does not exist, or is a directory without
-    /// [`TreeOptions::recursive`] (EISDIR), a name is not valid, or a name is given twice without
-    /// [`TreeOptions::sync`].
+    /// Returns the path with the error number or another reason: a root that is looked at (see `LOOKED_AT_MAX`) does not
+    /// exist, or is a directory without [`TreeOptions::recursive`] (EISDIR); a name is not valid; or a name is given twice
+    /// without [`TreeOptions::sync`].
     pub fn new(mut roots: Vec<Root>, part_bytes: usize, options: TreeOptions) -> Result<Self, IoFact> {
         roots.sort_by(|one, other| one.name.cmp(&other.name));
         let patterns = Patterns::new(&options.rules.0)

@@ -96,7 +96,7 @@ pub type Touched = Option<BTreeSet<Vec<u8>>>;
 pub struct WatchedPath {
     /// The path.
     pub path: PathBuf,
-    /// Its path from the transfer's root on, to which patterns apply; several if it is not known which of them it is.
+    /// Its possible paths from the transfer's root on, to which patterns apply. Only the caller knows which one is right.
     pub names: Vec<PathBuf>,
 }
 
@@ -718,8 +718,8 @@ fn mounts_on(points: &[PathBuf], path: &Path) -> usize {
     points.iter().filter(|point| path.starts_with(point)).count()
 }
 
-/// Returns what is watched of a path that is listed below `base`, relative to it. What is missing, a link, or closed may
-/// become something else, so all of the directory that it is in is watched.
+/// Returns the path, relative to `base`, that is watched for a path listed below `base`. If part of it is missing, a link,
+/// or closed to this user, the directory of that part is watched, because something else may take its place.
 pub fn watched_below(base: &Path, listed: &[u8]) -> PathBuf {
     let names = Path::new(OsStr::from_bytes(listed)).components();
     let mut below = PathBuf::new();

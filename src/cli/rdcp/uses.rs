@@ -55,8 +55,9 @@ pub(super) fn idle(given: &ArgMatches, key: &str) -> Option<String> {
         return Some(format!("--{key} is for files and trees"));
     }
     let count = |id| given.get_many::<OsString>(id).map_or(0, |values| values.len());
+    let has_destination = count("paths") > 1 || given.contains_id("target_directory");
     let are_several =
-        count("to") + usize::from(count("paths") > 1) > 1 || specs.iter().any(|spec| is_several(spec.host()));
+        count("to") + usize::from(has_destination) > 1 || specs.iter().any(|spec| is_several(spec.host()));
     // With `--hosts`, `relay` is not dropped: a refusal is better than sending the data another way.
     let may_be_several = are_several || given.contains_id("hosts") && key != "relay";
     if may_be_several && ["stats", "itemize-changes", "relay"].contains(&key) {
@@ -69,7 +70,9 @@ pub(super) fn idle(given: &ArgMatches, key: &str) -> Option<String> {
     if key == "backup-dir" && given.contains_id("snapshot") {
         return Some("--snapshot overwrites nothing".to_owned());
     }
-    let is_within = specs.len() > 1 && specs.iter().all(|spec| spec.host() == specs[0].host());
+    // The hosts of `--hosts` take the place of this one in DST.
+    let is_within =
+        !given.contains_id("hosts") && specs.len() > 1 && specs.iter().all(|spec| spec.host() == specs[0].host());
     let is_idle = is_within && ["verify", "bwlimit"].contains(&key) && !specs.iter().any(is_stream);
     is_idle.then(|| format!("--{key} is for copies between hosts")).or_else(|| idle_launching(given, key))
 }

@@ -250,6 +250,8 @@ fn what_means_nothing_for_a_copy_is_left_out() {
         ("h:a g:b", between),
         ("a h:b --to g:c", "--sync --bwlimit=200M --verify --fsync"),
         ("a h[1-2]:b", "--sync --bwlimit=200M --verify --fsync"),
+        ("--hosts f a /b", "--sync --bwlimit=200M --verify --fsync"),
+        ("-t g:b --to h:b a", "--sync --bwlimit=200M --verify --fsync"),
         ("--json=- a h:b", "--sync --bwlimit=200M --verify --fsync"),
         ("- h:b", "--bwlimit=200M"),
         ("h:a -", "--bwlimit=200M"),

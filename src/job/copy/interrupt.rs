@@ -77,8 +77,8 @@ impl Copy<'_> {
     }
 }
 
-/// Completes the line of a session that has lost its link by what has become of the copy, as far as the receiver has
-/// said that. `is_last`: whether no other session follows, and nothing has failed before. `has_kept`: whether the receiver
+/// Adds to the line of a session that has lost its link what has become of the copy, as far as the receiver has reported
+/// it. `is_last`: whether no other session follows, and nothing has failed before. `has_kept`: whether the receiver
 /// has said what it keeps, which [`Copy::add_kept`] adds. `finds_files`: whether another run finds the files that this one
 /// has completed.
 pub(super) fn explain_loss(
@@ -91,7 +91,8 @@ pub(super) fn explain_loss(
     match received {
         Some(Report { fault: None, tree, .. }) if is_unanswered => {
             let is_whole = is_last && (tree.failed, tree.failed_there) == (0, 0);
-            let but = if is_whole { "the copy is complete" } else { "all else that was sent is copied" };
+            let but =
+                if is_whole { "the copy is complete" } else { "all that was sent is copied, except what has failed" };
             *line = format!("lost the link to {label} {UNANSWERED}, but {but}");
         }
         _ if is_unanswered && has_kept => *line = format!("lost the link to {label} before the copy was complete"),
@@ -126,7 +127,13 @@ mod tests {
             (false, None, true, true, ""),
             (false, None, false, false, "; run again to resume from what h may have kept"),
             (true, Some(&well), false, true, " before its answer, but the copy is complete"),
-            (true, Some(&partly), false, true, " before its answer, but all else that was sent is copied"),
+            (
+                true,
+                Some(&partly),
+                false,
+                true,
+                " before its answer, but all that was sent is copied, except what has failed",
+            ),
             (true, Some(&lost), true, true, " before the copy was complete"),
             (true, Some(&lost), false, true, UNKNOWN),
             (true, None, true, true, " before the copy was complete"),
@@ -139,6 +146,9 @@ mod tests {
         }
         let mut line = format!("lost the link to h {UNANSWERED}");
         explain_loss(&mut line, "h", Some(&well), (false, false, true));
-        assert_eq!(line, "lost the link to h before its answer, but all else that was sent is copied");
+        assert_eq!(
+            line,
+            "lost the link to h before its answer, but all that was sent is copied, except what has failed"
+        );
     }
 }

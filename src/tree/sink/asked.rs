@@ -12,12 +12,12 @@ use crate::tree::metadata::inode;
 use crate::tree::{Fault, IS_UNKNOWN, depth_of_link, leads_out};
 
 /// Detail of the failure of an entry that would be copied onto itself.
-const IS_ITSELF: &str = "is the source itself under another path; nothing is removed or overwritten";
+const IS_ITSELF: &str = "is the source itself under another path; nothing is removed, and it is not overwritten";
 
-/// Whether the existing entry is the source entry itself, which would be removed or overwritten. Two hosts can tell that
-/// only by the inode number and its time of change, because one file server may stand behind both; but files of cloned
-/// machines have the same, so nothing that would only be overwritten is refused for that. Within one host, a link or a
-/// mount may lead to the source.
+/// Whether the existing entry is the source entry itself, which would be removed or overwritten. Within one host, a link
+/// or a mount may lead to the source. Between two hosts, one file server may stand behind both, and only the inode number
+/// and its time of change can tell. Files of cloned machines have these in common, so between hosts an entry is refused
+/// only if the source would be removed.
 fn is_itself(directory: &OpenDirectory, name: &[u8], described: Metadata<'_>) -> bool {
     let shared = &directory.shared;
     let is_asked = shared.is_local || shared.options.remove_source_files;

@@ -32,7 +32,7 @@ use crate::tree::{Fault, IS_LEFTOVER, stats};
 const IS_MARK: &str =
     "marks an entry beside it as unfinished, whose copy would count as complete; finish or remove that entry";
 
-const HAS_VANISHED: &str = "disappeared while it was copied";
+const HAS_VANISHED: &str = "disappeared before it was copied";
 
 /// Maximum number of marks whose entries are looked for at once.
 const MARKS_MAX: usize = if cfg!(test) { 4 } else { 16 << 10 };

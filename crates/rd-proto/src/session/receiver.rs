@@ -26,13 +26,13 @@ const TCP_ACK_CHUNKS: u32 = 2;
 /// others are on the way.
 const RDMA_ACK_CHUNKS: u32 = 2;
 
-/// Maximum number of acknowledgements on RDMA for as many chunks as this end has buffers. With many buffers, more
-/// chunks go together: a sender that is stopped reads none, although its adapter sends all that was posted, and a lane
-/// on which too many control frames wait ends.
+/// Maximum number of acknowledgements on RDMA while as many chunks are taken as this end has buffers. With many buffers,
+/// each acknowledgement therefore covers more chunks. A stopped process reads no acknowledgements, although its adapter
+/// still sends everything that was posted, and a lane ends if too many control frames wait on it.
 const RDMA_ACKS_MAX: u32 = 64;
 
-/// The same if a round trip takes at least `RDMA_LONG`. A control lane carries some 16 frames in a round trip, and the
-/// buffers of all chunks whose acknowledgement waits behind them are missing at the sender.
+/// The same if a round trip takes at least `RDMA_LONG`. A control lane carries some 16 frames in a round trip. If more
+/// acknowledgements are due, they wait, and meanwhile the sender lacks the buffers of their chunks.
 const RDMA_ACKS_LONG: u32 = 8;
 const RDMA_LONG: Duration = Duration::from_micros(500);
 

@@ -39,7 +39,7 @@ pub enum Extension<'a> {
     /// The inode at the sender, which will remove the entry (`--remove-source-files`), or whose contents may be written
     /// over it (`--in-place`). If the receiver finds this very inode at the destination, the entry is not made.
     Inode {
-        /// Number of the inode.
+        /// Number of the inode; if the entry is not to be removed, XOR the device's number rotated left by 32 bits.
         number: u64,
         /// Time of the inode's last change (ctime), in seconds and nanoseconds.
         changed: (i64, u32),

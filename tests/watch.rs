@@ -630,8 +630,10 @@ fn with_relative_paths_only_what_is_named_is_watched() {
         let mut process = Process::spawn(command.arg("to").stdin(Stdio::null()).stdout(Stdio::null()));
         process.line_with("waiting for changes");
         assert!(holds(&to.join("from/first"), "one"), "{way:?}: {}", process.stderr());
-        let count = watched(&process);
-        assert_eq!(count < BESIDE, !lacks_one, "{count} directories");
+        if !lacks_one {
+            let count = watched(&process);
+            assert!(count < BESIDE, "{count} directories");
+        }
         fs::write(lab.join("from/first"), "two").expect("a file");
         until("a change", &mut process, || holds(&to.join("from/first"), "two"));
         if lacks_one {

@@ -399,8 +399,14 @@ impl Setter {
         if options.xattrs {
             // Attributes that the source has as well are replaced in one step.
             let named = names(metadata.xattrs);
-            let of_source = |kept: &[u8]| named.contains(kept);
+            let of_source = |kept: &[u8]| named.contains(kept) && rights.may_keep(kept);
             if options.acls() && (current.gets_acl || current.was_there) {
+                let has_acl = || object.xattr(ACCESS_ACL_NAME, &mut [0]) == Err(Errno::RANGE);
+                if current.was_there && !of_source(ACCESS_ACL) && has_acl() {
+                    // Without the ACL, its mask would be the group's permissions until the mode is set.
+                    let own = if current.is_directory { 0o700 } else { 0 };
+                    let _ = object.set_mode(current.mode & 0o1707 | own);
+                }
                 remove_acls(object, of_source);
             }
             if current.was_there {
@@ -462,6 +468,12 @@ impl Rights<'_> {
             () if is_privileged(name) => self.setter.is_root && (self.may_lend || name != CAPABILITY),
             () => is_users(name),
         }
+    }
+
+    /// Whether an extended attribute that was there may stay until the source's takes its place. File capabilities go like
+    /// setuid if they may not be set: the source may have fewer of them by now.
+    pub fn may_keep(self, name: &[u8]) -> bool {
+        self.may_set(name) || !self.options.mode
     }
 
     /// Whether an extended attribute that was there is removed if the source does not have it. File capabilities are

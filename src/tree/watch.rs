@@ -97,6 +97,7 @@ pub struct WatchedPath {
     /// The path.
     pub path: PathBuf,
     /// Its possible paths from the transfer's root on, to which patterns apply. Only the caller knows which one is right.
+    /// None if they leave out nothing there.
     pub names: Vec<PathBuf>,
 }
 

@@ -78,7 +78,7 @@ fn unequal(there: Xattrs<'_>, described: Xattrs<'_>, rights: Rights<'_>, is_impo
         let mut wanted = described.iter().filter(|(name, _)| is_one(name) && rights.may_set(name));
         let mut extra = have.keys().filter(|name| is_one(name) && rights.may_remove(name));
         wanted.all(|(name, value)| have.get(name) == Some(&value) || is_impossible(name))
-            && extra.all(|name| named.contains(name))
+            && extra.all(|name| named.contains(name) && rights.may_keep(name))
     };
     bits([(differs::ACL, are_same(true)), (differs::XATTRS, are_same(false))])
 }

@@ -302,7 +302,7 @@ fn a_host_whose_address_is_translated_is_reached_where_ssh_got_there() {
     arguments.extend(["45009".into(), here("source"), network.at("h2", "relayed")]);
     network.rdcp(&arguments).expect(0).one_line("rdcp", &["cannot reach each other's ports", "through ssh"]);
     network.holds("relayed", &bytes);
-    // rdperf is told the same address.
+    // rdperf with the same address.
     let mut command = rdperf();
     command.arg("-F").arg(network.path("ssh_config")).args(["--agent", AGENT]).args(&options()[1..]);
     command.args([Translator::PORT, "--via", "198.51.100.3", "--duration", "0.1", "h2", "lat"]);

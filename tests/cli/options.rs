@@ -363,7 +363,7 @@ fn a_report_in_what_is_copied_is_refused() {
         &["-n", "-r", "--json=src/sub/file", "src", "copy"],
         &["--sync", "-r", "--delete", "--json=dst/file", "src/", "dst"],
         &["--sync", "-r", "--delete", "--json=dst/new", "src/", "dst"],
-        // A refusal is told on a stream, but not in a file.
+        // A stream gets the refusal as an event; a file is left alone.
         &["-r", "--json", "--report=src/sub/file", "src", "copy"],
         &["--sync", "-r", "--delete", "--json-fd=2", "--trace=dst/file", "src/", "dst"],
         // A missing source is reported before.

@@ -493,7 +493,7 @@ pub fn same(got: &[u8], sent: &[u8]) {
 }
 
 /// Returns a port that was free a moment ago, for tests that must name a port before any process listens on it. It is
-/// below the ports that the kernel gives to whoever asks for any, because others could get one of those meanwhile.
+/// below the ephemeral ports, because the kernel could give one of those to another process meanwhile.
 pub fn free_port() -> u16 {
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").expect("proc");
     let first: u64 = range.split_whitespace().next().expect("two ports").parse().expect("a port");

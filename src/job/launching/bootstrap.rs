@@ -555,7 +555,7 @@ mod tests {
         }
     }
 
-    /// Returns what a host is told of the agent.
+    /// Returns what the script for a host contains about the agent.
     fn answer(ours: &Hello) -> String {
         let (bytes, hash) = hash([7_u8; 200_000].as_slice()).expect("bytes");
         format!("{hash} {bytes} {} {}\n", ours.system, ours.machine)

@@ -376,8 +376,8 @@ fn touched(paths: &[&str]) -> Only {
     Only { paths, recursive: false, is_watched: true }
 }
 
-/// An entry has gone since its directory was read. With a watch, the next event reports that. Otherwise it is told, and
-/// is a failure only if the user has named the entry.
+/// An entry has gone since its directory was read. With a watch, the next event reports that. Otherwise a line
+/// names it, and it is a failure only if the user has named the entry.
 #[test]
 fn what_goes_while_it_is_looked_at_is_the_next_event() {
     let paths = ["d/a", "d/b", "d/c"].map(|path| path.as_bytes().to_vec().into()).to_vec();

@@ -50,14 +50,14 @@ fn against_all([row, label]: [&str; 2], title: &str, site: &Site, tree: &Path, b
     judged_of(row, title, &copies, tree, |found| {
         let name = format!("{label}: rdcp / (cp -a + ssh)");
         let to_bound = found.compare(&name, [OURS, BOUND], |ours, theirs| {
-            judged(Row::at_most(&name, bound.unwrap_or(1.0), &ours.values, &theirs.values))
+            Row::at_most(&name, bound.unwrap_or(1.0), &ours.values, &theirs.values)
         });
         let over = names.iter().map(|peer| {
             let name = format!("{label}: over {peer}");
-            let measure = |ours: &Entry, theirs: &Entry| judged(Row::faster(&name, 1.0, &ours.values, &theirs.values));
+            let measure = |ours: &Entry, theirs: &Entry| Row::faster(&name, 1.0, &ours.values, &theirs.values);
             found.compare(&name, [OURS, peer], measure)
         });
-        std::iter::once(to_bound).chain(over).collect()
+        std::iter::once(to_bound).chain(over).map(judged).collect()
     })
 }
 

@@ -145,10 +145,10 @@ fn streams(device: &str, ends: &Ends<'_>, rounds: usize) -> Result<Vec<Row>> {
 
     let (large, small) = ("ib_send_bw -e, 1048576 B", "ib_send_bw -e, 65536 B");
     let ratio = |name: &str, target: f64, pair: [&str; 2]| {
-        found.compare(&format!("{device}: {name}"), pair, |ours, theirs| {
-            let row = Row::ratio(&format!("{device}: {name}"), target, &ours.values, &theirs.values);
-            if is_rxe { row } else { row.for_the_record() }
-        })
+        let row = found.compare(&format!("{device}: {name}"), pair, |ours, theirs| {
+            Row::ratio(&format!("{device}: {name}"), target, &ours.values, &theirs.values)
+        });
+        if is_rxe { row } else { row.for_the_record() }
     };
     let mut rows = vec![
         ratio("against ib_send_bw, 1 MiB", 0.98, ["rdsend, 1 MiB", large]),

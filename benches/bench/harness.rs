@@ -128,15 +128,26 @@ impl Row {
 
     /// Turns the row into a figure without a target. A row without a figure remains one that was not measured.
     pub fn for_the_record(mut self) -> Self {
+        self.target = NO_TARGET.into();
         if ![BROKEN, NOT_MEASURED].contains(&self.verdict.as_str()) {
-            (self.target, self.verdict) = ("(no target)".into(), "for the record".into());
+            self.verdict = "for the record".into();
         }
         self
     }
 
+    /// Whether the row misses its target, or its measurement failed.
+    pub fn has_failed(&self) -> bool {
+        self.verdict.starts_with("FAIL")
+    }
+
     /// Whether the target lies within the spread.
-    fn is_open(&self) -> bool {
+    pub fn is_open(&self) -> bool {
         self.verdict.starts_with(OPEN)
+    }
+
+    /// Whether the row has a target, and this machine cannot measure it.
+    pub fn is_unmeasured(&self) -> bool {
+        self.verdict == NOT_MEASURED && self.target != NO_TARGET
     }
 
     /// Sort key by importance, the most important lowest: failures first, then open verdicts.
@@ -453,6 +464,9 @@ const OPEN: &str = "NOT SHOWN";
 
 /// Verdict of a row whose measurement failed.
 const BROKEN: &str = "FAIL: not measured";
+
+/// Target of a row for the record.
+const NO_TARGET: &str = "(no target)";
 
 /// Verdict of a row that this machine cannot measure.
 pub const NOT_MEASURED: &str = "NOT MEASURED";

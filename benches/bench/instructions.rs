@@ -39,7 +39,8 @@ pub fn rows() -> Result<Vec<Row>> {
     let scratch = Scratch::with_room(2 * PERF.sizes[1])?;
     let counter = [PERF, CALLGRIND].into_iter().find(|counter| counter.works(&scratch.0));
     let Some(counter) = counter else {
-        return Ok(vec![Row::absent("instructions", "neither perf stat nor callgrind counts instructions here")]);
+        let why = "neither perf stat nor callgrind counts instructions here";
+        return Ok(vec![Row::absent("instructions", why).for_the_record()]);
     };
     println!("\ninstructions for each byte, counted by {}, without the kernel's", counter.name);
     if counter.name != PERF.name {

@@ -18,7 +18,7 @@ pub fn rows() -> Result<Vec<Row>> {
     let processors = thread::available_parallelism().map_or(1, usize::from);
     if processors < PROCESSORS_MIN && !quick() {
         let why = format!("not measured: {processors} processors, where it takes {PROCESSORS_MIN}");
-        return Ok(vec![Row::absent("scaling", &why)]);
+        return Ok(vec![Row::absent("scaling", &why).for_the_record()]);
     }
     let mut rows = streams()?;
     rows.extend(trees()?);
@@ -45,16 +45,18 @@ fn streams() -> Result<Vec<Row>> {
             for lanes in &LANES[1..] {
                 let name = format!("scaling: {kind}, {lanes} lanes / 1");
                 let pair = [format!("{kind}, lanes {lanes}"), format!("{kind}, lanes 1")];
-                rows.push(found.compare(&name, [&pair[0], &pair[1]], |more, one| {
-                    Row::ratio(&name, 1.0, &more.values, &one.values).for_the_record()
-                }));
+                let row = found.compare(&name, [&pair[0], &pair[1]], |more, one| {
+                    Row::ratio(&name, 1.0, &more.values, &one.values)
+                });
+                rows.push(row.for_the_record());
             }
             for lanes in LANES {
                 let name = format!("scaling: {kind}, {lanes} lanes / iperf3 -P {lanes}");
                 let pair = [format!("{kind}, lanes {lanes}"), format!("iperf3 -P {lanes}")];
-                rows.push(found.compare(&name, [&pair[0], &pair[1]], |ours, theirs| {
-                    Row::ratio(&name, 1.0, &ours.values, &theirs.values).for_the_record()
-                }));
+                let row = found.compare(&name, [&pair[0], &pair[1]], |ours, theirs| {
+                    Row::ratio(&name, 1.0, &ours.values, &theirs.values)
+                });
+                rows.push(row.for_the_record());
             }
         }
         rows
@@ -78,9 +80,10 @@ fn trees() -> Result<Vec<Row>> {
         rows.extend(judged_of("scaling", &title, &copies, &tree, |found| {
             let over_one = |lanes: &&str| {
                 let name = format!("scaling: {what} files, {lanes} lanes over 1");
-                found.compare(&name, [&format!("{lanes} lanes"), "1 lanes"], |more, one| {
-                    Row::faster(&name, 1.0, &more.values, &one.values).for_the_record()
-                })
+                let row = found.compare(&name, [&format!("{lanes} lanes"), "1 lanes"], |more, one| {
+                    Row::faster(&name, 1.0, &more.values, &one.values)
+                });
+                row.for_the_record()
             };
             LANES[1..].iter().map(over_one).collect()
         })?);

@@ -139,7 +139,7 @@ fn line(row: &str, entries: &[&Entry]) -> Row {
         })
         .collect();
     if points.len() < 2 {
-        return Row::absent(row, "too few sizes");
+        return Row::absent(row, "too few sizes").for_the_record();
     }
     let (start, per_gb) = fit(&points);
     let measured = format!("{:.1} ms + {per_gb:.3} s/GB", start * 1e3);

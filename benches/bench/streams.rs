@@ -104,9 +104,10 @@ fn verdicts(found: &Contest, wanted: &dyn Fn(&str) -> bool, bytes: u64) -> Vec<R
     }
     if wanted("scp") && (all || wanted("encrypted")) {
         let name = "scp: encrypted against scp, AES-256-GCM";
-        rows.push(found.compare(name, [ENCRYPTED, "scp, AES-256-GCM"], |ours, theirs| {
-            Row::ratio(name, 1.0, &ours.values, &theirs.values).for_the_record()
-        }));
+        let row = found.compare(name, [ENCRYPTED, "scp, AES-256-GCM"], |ours, theirs| {
+            Row::ratio(name, 1.0, &ours.values, &theirs.values)
+        });
+        rows.push(row.for_the_record());
     }
     if wanted("peers") {
         for (ours, target) in [(PLAIN, Some(1.1)), (ENCRYPTED, None)] {
@@ -114,20 +115,20 @@ fn verdicts(found: &Contest, wanted: &dyn Fn(&str) -> bool, bytes: u64) -> Vec<R
             let best = found.highest(&MOVERS).map_or("socat", |best| best.name.as_str());
             // The best of the peers that are present is not the best of all.
             let absent = found.absent.iter().find(|(name, _)| MOVERS.contains(&name.as_str()));
-            rows.push(match absent {
+            let row = match absent {
                 Some((absent, _)) => found.missing(&name, absent),
                 None => found.compare(&name, [ours, best], |ours, theirs| {
                     let row = Row::ratio(&name, target.unwrap_or(1.0), &ours.values, &theirs.values);
-                    let row = Row { measured: format!("{} {best}", row.measured), ..row };
-                    if target.is_some() { row } else { row.for_the_record() }
+                    Row { measured: format!("{} {best}", row.measured), ..row }
                 }),
-            });
+            };
+            rows.push(if target.is_some() { row } else { row.for_the_record() });
         }
         for limit in ["iperf3", "iperf3 -l 1M", "cp, in memory", "dd, which only reads"] {
             let name = format!("peers: {PLAIN} / {limit}");
-            rows.push(found.compare(&name, [PLAIN, limit], |ours, theirs| {
-                Row::ratio(&name, 1.0, &ours.values, &theirs.values).for_the_record()
-            }));
+            let row = found
+                .compare(&name, [PLAIN, limit], |ours, theirs| Row::ratio(&name, 1.0, &ours.values, &theirs.values));
+            rows.push(row.for_the_record());
         }
     }
     if wanted("cpu") {
@@ -307,9 +308,10 @@ pub fn sinks() -> Result<Vec<Row>> {
         let found = contest("sinks", &title, "GB/s", &contestants, runs())?;
         for (peer, rival) in [("socat", "socat"), ("cp", "cp")] {
             let name = format!("sinks: {place}, plain / {peer}");
-            rows.push(found.compare(&name, ["rdsend to rdrecv FILE", rival], |ours, theirs| {
-                Row::ratio(&name, 1.0, &ours.values, &theirs.values).for_the_record()
-            }));
+            let row = found.compare(&name, ["rdsend to rdrecv FILE", rival], |ours, theirs| {
+                Row::ratio(&name, 1.0, &ours.values, &theirs.values)
+            });
+            rows.push(row.for_the_record());
         }
     }
     Ok(rows)

@@ -27,25 +27,25 @@ pub(crate) use rules::read_bounded;
 pub use rules::{Rule, Rules};
 pub use sizes::Sizes;
 
-/// Default size of the pool, in bytes.
+/// Default size of the pool, in bytes, and its minimum if little memory is free.
 pub const BUFFER_BYTES_DEFAULT: u64 = 32 << 20;
+const BUFFER_BYTES_DEFAULT_MIN: u64 = 4 << 20;
 
-/// Minimum number of buffers with which reading, sealing, sending and acknowledging still overlap.
+/// Minimum number of buffers with which reading, sealing, sending and acknowledging still overlap, and the maximum that
+/// the span of sequences can keep busy.
 const BUFFERS_MIN: u64 = 4;
+const BUFFERS_MAX: u64 = 4096;
 
-/// Memory for a long line if the command line sets no limit: this fraction (1/8) of the free memory, and at most this
-/// much.
+/// Memory for a pool if the command line sets no limit: this fraction (1/8) of the free memory, and for a long line at
+/// most this much.
 const MEMORY_PART: u64 = 8;
 const MEMORY_BYTES_DEFAULT_MAX: u64 = 1 << 30;
-
-/// Maximum size of the pool, in bytes: as much as the span of sequences can keep busy.
-const BUFFER_BYTES_MAX: u64 = 4 << 30;
 
 /// `--transport`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Encode, Decode)]
 #[cbor(index_only)]
 pub enum Transport {
-    /// RDMA if both ends have an adapter that reaches the other, else TCP
+    /// RDMA if both ends have adapters that reach each other, and a round trip takes less than 5 ms; else TCP
     #[default]
     #[n(0)]
     Auto,
@@ -133,12 +133,13 @@ pub struct TransferOptions {
     #[arg(long, value_name = "WHICH", value_parser = RailChoice::parse, default_value = "auto")]
     #[n(11)]
     pub rails: RailChoice,
-    /// Memory for data in flight at this end; a larger buffer helps a bursty source or destination [default: 32M, more
-    /// on high-latency links: see --memory]
+    /// Memory for data in flight at this end, at most 4096 times --chunk; a larger buffer helps a bursty source or
+    /// destination [default: 32M, less if little memory is free, more on high-latency links: see --memory]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     #[n(4)]
     pub buffer: Option<u64>,
-    /// Maximum size of the buffer on high-latency links [default: 1/8 of free memory, at most 1G]
+    /// Maximum size of the buffer on high-latency links, at most 4096 times --chunk [default: 1/8 of free memory, at
+    /// most 1G]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     #[n(10)]
     pub memory: Option<u64>,
@@ -154,7 +155,7 @@ pub struct TransferOptions {
     #[arg(long, value_name = "SECONDS", default_value_t = 30, allow_negative_numbers = true)]
     #[n(6)]
     pub reconnect: u32,
-    /// Read at most this many bytes per second, such as 200M; ignored by a receiver
+    /// Send at most this many bytes per second, before compression, such as 200M; ignored by a receiver
     #[arg(long, value_name = "RATE", value_parser = parse_bytes)]
     #[n(7)]
     pub bwlimit: Option<u64>,
@@ -218,12 +219,16 @@ impl TransferOptions {
     }
 
     /// Returns two numbers of buffers for chunks of this size: the initial number and the maximum. `available_bytes` is
-    /// the memory that is free.
+    /// the memory that is free; `None` if that is not known.
     pub fn buffers(&self, chunk_bytes: usize, available_bytes: Option<u64>) -> [u32; 2] {
-        let first = self.first_bytes();
-        let free = part_of_memory(available_bytes.unwrap_or(0)).min(MEMORY_BYTES_DEFAULT_MAX);
+        let mut first = self.first_bytes();
+        let free = available_bytes.map(part_of_memory);
+        if let Some(free) = free.filter(|_| self.shares_memory()) {
+            first = first.min(free.max(BUFFER_BYTES_DEFAULT_MIN));
+        }
+        let free = free.unwrap_or(0).min(MEMORY_BYTES_DEFAULT_MAX);
         let most = if self.buffer.is_some() { first } else { self.memory.unwrap_or(free).max(first) };
-        [first, most].map(|bytes| (bytes.min(BUFFER_BYTES_MAX) / chunk_bytes as u64).clamp(BUFFERS_MIN, 4096) as u32)
+        [first, most].map(|bytes| (bytes / chunk_bytes as u64).clamp(BUFFERS_MIN, BUFFERS_MAX) as u32)
     }
 
     /// Reports whether the command line leaves open how much memory the buffer may have.
@@ -259,6 +264,18 @@ pub struct Followed {
     /// Those that are absolute or lead outside SRC.
     #[n(2)]
     pub leading_out: bool,
+}
+
+/// What a list of paths (`--files-from`, `-R`) names. The receiver, which does not have the list, is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(index_only)]
+pub enum Listed {
+    /// Entries of the root. No others are known to be gone.
+    #[n(0)]
+    Part,
+    /// The root itself, and maybe entries of it.
+    #[n(1)]
+    Root,
 }
 
 /// Which entries of a tree are copied, and how they are written. A field that a `--no-` option clears, such as `mode`,
@@ -503,6 +520,10 @@ pub struct TreeOptions {
     #[arg(skip)]
     #[n(57)]
     pub contents: bool,
+    /// Set if only listed paths are copied.
+    #[arg(skip)]
+    #[n(70)]
+    pub listed: Option<Listed>,
 }
 
 impl Default for TreeOptions {
@@ -530,6 +551,12 @@ impl TreeOptions {
     pub fn may_compare(&self) -> bool {
         let is_plain = !self.sync && self.recursive && !self.in_place;
         is_plain && self.times && !self.syncs()
+    }
+
+    /// Reports whether the root may have entries at the source that do not come, because they are not listed. A
+    /// generation is to have only what is listed.
+    pub fn lists_some(&self) -> bool {
+        self.listed == Some(Listed::Part) && self.generations.snapshot.is_none()
     }
 
     /// Returns which symbolic links below SRC stand for what they lead to.
@@ -676,6 +703,22 @@ mod tests {
     fn a_rate_limit_makes_no_chunk_too_small_for_a_record() {
         let limited = TransferOptions { bwlimit: Some(1), ..TransferOptions::default() };
         assert_eq!(limited.chunk_bytes(), CHUNK_BYTES_MAX);
+    }
+
+    #[test]
+    fn buffers_take_an_eighth_of_the_free_memory_unless_told_otherwise() {
+        let buffers = |options: &TransferOptions, mib: u64| options.buffers(1 << 20, Some(mib << 20));
+        let plain = TransferOptions::default();
+        for (mib, expected) in [(64 << 10, [32, 1024]), (1024, [32, 128]), (128, [16, 16]), (8, [4, 4])] {
+            assert_eq!(buffers(&plain, mib), expected, "{mib} MiB");
+        }
+        assert_eq!(plain.buffers(1 << 20, None), [32, 32]);
+        let told = TransferOptions { memory: Some(64 << 20), ..plain.clone() };
+        assert_eq!(buffers(&told, 128), [32, 64]);
+        let told = TransferOptions { buffer: Some(32 << 20), ..plain.clone() };
+        assert_eq!(buffers(&told, 128), [32, 32]);
+        let told = TransferOptions { buffer: Some(8 << 30), ..plain };
+        assert_eq!(buffers(&told, 128), [4096, 4096], "no more can be in use");
     }
 
     #[test]

@@ -157,6 +157,31 @@ fn a_slow_upload_is_announced() {
     far.arrived();
 }
 
+/// The agent may be on its way to many hosts over one line. A host that takes it for long is not late, however quick a
+/// host was that has one.
+#[test]
+fn a_copy_to_several_hosts_waits_for_one_that_is_sent_the_agent() {
+    let far = Far::with("case \" $* \" in *\" far \"*) PATH=DIR/slow:/usr/bin:/bin ;; esac", "");
+    symlink(AGENT, far.join("bin/rdma-pipe-agent")).expect("a link");
+    fs::create_dir(far.join("slow")).expect("a directory");
+    let takes_a_part = "do /usr/bin/head -c $part; rest=$((rest - part)); sleep 0.9; done";
+    let slowly = format!("rest=$2 part=$(($2 / 8))\nwhile [ $rest -gt $part ]; {takes_a_part}");
+    far.program("slow/head", &format!("#!/bin/sh\n{slowly}\nexec /usr/bin/head -c $rest\n"));
+    let mut command = rdcp();
+    command.arg("--rsh").arg(far.join("ssh")).arg("source");
+    for host in ["near", "far"] {
+        command.arg("--to").arg(format!("{host}:{}", far.join(host).display()));
+    }
+    let mut process = Process::spawn(command.current_dir(far.0.path()).stdin(Stdio::null()).stdout(Stdio::null()));
+    let ended = process.wait();
+    ended.expect(0);
+    assert!(ended.after > Duration::from_secs(5) && !ended.stderr.contains("not answered yet"), "{}", ended.stderr);
+    assert!(far.cached().len() == 1 && ended.stderr.contains(&far.line("rdcp", "far")), "{}", ended.stderr);
+    for host in ["near", "far"] {
+        assert_eq!(fs::read(far.join(host)).expect("a copy"), b"12345");
+    }
+}
+
 #[test]
 fn it_is_sent_once_and_in_one_connection() {
     let far = Far::new();

@@ -126,6 +126,25 @@ fn a_firewall_there_and_one_at_both_ends() {
     all_gone(SOON);
 }
 
+/// One after the other, they would take 35 s.
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn firewalls_of_several_hosts_are_waited_for_at_once() {
+    let network = Network::of(8);
+    let firewalls: Vec<Firewall> = (1..=8).map(Firewall::on).collect();
+    let (code, report, after) = doctor(&network, &["--port-range", SHUT, "--seconds", "0", "h[2-8]"]);
+    drop(firewalls);
+    let findings = report["findings"].as_array().expect("a list");
+    let shut: Vec<&str> = findings
+        .iter()
+        .filter(|finding| finding["code"] == "not-reached")
+        .map(|finding| text(finding, "name"))
+        .collect();
+    assert_eq!((code, shut), (11, vec!["h2", "h3", "h4", "h5", "h6", "h7", "h8"]), "{report:#}");
+    assert!(after < Duration::from_secs(25), "{after:?}");
+    all_gone(SOON);
+}
+
 /// A switch for jumbo frames whose MTU was left at 1500 bytes.
 #[test]
 #[ignore = "needs hosts: tests/run as root"]

@@ -367,6 +367,17 @@ fn two_networks_carry_nearly_twice_as_much() {
     assert!(two >= 1.8 * one, "{two:.1} MB/s by two networks, {one:.1} by one: {sent}");
 }
 
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn that_there_is_no_second_network_is_told_if_one_was_asked_for() {
+    let input = noise(48 * CHUNK);
+    let mut stream = stream(&["--rails", "all"], &[], input.clone());
+    let [send, recv] = [&mut stream.send, &mut stream.recv].map(|process| process.wait());
+    assert_eq!(send.expect(0).stderr.matches("only one network").count(), 1, "{}", send.stderr);
+    assert!(!recv.expect(0).stderr.contains("only one network"), "the end that connects tells it: {}", recv.stderr);
+    same(&stream.output.join().expect("no panic"), &input);
+}
+
 /// Returns the report of `rdperf HOST rails` on host 1 about host 2.
 fn rails_measured(scratch: &Scratch, arguments: &[&str]) -> Value {
     let mut command = rdperf();

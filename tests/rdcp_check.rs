@@ -5,10 +5,12 @@ mod rig;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rig::lab::Lab;
+use rig::others::{NOBODY, as_user};
 use rig::*;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -17,6 +19,10 @@ fn tree(scratch: &Scratch) -> String {
     let top = scratch.join("tree");
     fs::create_dir(&top).expect("a directory");
     fs::write(top.join("file"), "contents").expect("a file");
+    manifest_of(&top)
+}
+
+fn manifest_of(top: &Path) -> String {
     let line = |name: &str, kind: &str, size: &str, contents: &str| {
         let stat = fs::metadata(top.join(name)).expect("there");
         let (mode, seconds, nanoseconds) = (stat.permissions().mode() & 0o7777, stat.mtime(), stat.mtime_nsec());
@@ -107,10 +113,45 @@ fn what_cannot_be_read_has_its_own_exit_code() {
     assert_eq!(exit, Some(6), "{error}");
 }
 
+/// Nothing differs, as far as it can be told.
+#[test]
+fn what_cannot_be_compared_is_no_difference() {
+    let lab = Lab::for_users();
+    tree(&lab.0);
+    for (name, mode) in [("tree", 0o755), ("tree/file", 0)] {
+        fs::set_permissions(lab.join(name), fs::Permissions::from_mode(mode)).expect("ours");
+    }
+    let file = lab.0.file("manifest", manifest_of(&lab.join("tree")).as_bytes());
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).expect("ours");
+    let mut command = lab.command(rdcp(), "rsh", AGENT);
+    command.arg("--check").arg(&file).arg(lab.join("tree"));
+    let is_root = rustix::process::geteuid().is_root();
+    let line = if is_root { as_user(NOBODY, lab.0.path()) } else { "exec \"$@\"".to_owned() };
+    let mut command = in_shell(&line, &command);
+    command.current_dir(lab.0.path()).stdin(Stdio::null()).stdout(Stdio::null());
+    let ended = Process::spawn(&mut command).wait();
+    let told = &ended.expect(8).stderr;
+    assert!(told.contains("errno 13") && told.contains("1 entry of "), "{told}");
+    assert!(told.contains("could not be compared"), "{told}");
+}
+
+#[test]
+fn a_manifest_may_come_from_standard_input() {
+    let scratch = Scratch::new();
+    let manifest = tree(&scratch);
+    for (manifest, code) in [(manifest.replace("\t8\t", "\t9\t"), 7), (manifest, 0)] {
+        let file = fs::File::open(scratch.file("manifest", manifest.as_bytes())).expect("a file");
+        let output = rdcp().args(["--check", "-"]).arg(scratch.join("tree")).stdin(file).output();
+        assert_eq!(output.expect("it runs").status.code(), Some(code));
+    }
+}
+
 #[test]
 fn a_wrong_command_line_is_refused() {
     let scratch = Scratch::new();
-    for words in [&["--check", "one"][..], &["--check", "a", "-"], &["--check", "host:a", "dir"]] {
+    for words in
+        [&["--check", "one"][..], &["--check", "a", "-"], &["--check", "host:a", "dir"], &["--check", "a", "h[1-4]:d"]]
+    {
         let output = Command::new(PROGRAM).arg("rdcp").args(words).current_dir(scratch.join(".")).output();
         assert_eq!(output.expect("it runs").status.code(), Some(1), "{words:?}");
     }

@@ -1,5 +1,6 @@
-//! `rdcp --sync` of a large file on file systems that share blocks between files, and of block devices as source and
-//! destination. Images and loop devices need root, for which reason `tests/run` runs these tests.
+//! `rdcp` on file systems in images: `--sync` of a large file where blocks are shared between files, or of block devices
+//! as source and destination; `--check` of what the page cache no longer tells; names that differ only in case. Images and
+//! loop devices need root, for which reason `tests/run` runs these tests.
 
 mod rig;
 
@@ -13,6 +14,7 @@ use rig::lab::Lab;
 use rig::*;
 
 const MIB: u64 = 1 << 20;
+const IMAGE_BYTES: u64 = 512 * MIB;
 
 const CASES: &[(&str, fn())] = &[
     ("ext4_copies_equal_blocks", || equal_blocks("ext4", false)),
@@ -23,6 +25,8 @@ const CASES: &[(&str, fn())] = &[
     ("btrfs_shares_equal_blocks", || if_kernel_has("btrfs", || equal_blocks("btrfs", true))),
     ("xfs_shares_equal_blocks", || if_kernel_has("xfs", || equal_blocks("xfs", true))),
     ("btrfs_writes_no_old_blocks_into_a_clone", || if_kernel_has("btrfs", no_old_blocks_in_a_clone)),
+    ("a_check_reads_past_the_page_cache", a_check_reads_past_the_page_cache),
+    ("ext4_takes_two_names_for_one", two_names_that_are_one),
 ];
 
 fn main() -> ExitCode {
@@ -58,9 +62,13 @@ struct Mounted(PathBuf);
 
 impl Mounted {
     fn new(lab: &Lab, kind: &str) -> Self {
+        Self::with(lab, kind, &[])
+    }
+
+    fn with(lab: &Lab, kind: &str, options: &[&str]) -> Self {
         let (image, at) = (lab.join("image"), lab.join("mounted"));
-        File::create(&image).expect("a file").set_len(512 * MIB).expect("a length");
-        run(&format!("mkfs.{kind}"), &["-q", image.to_str().expect("text")]);
+        File::create(&image).expect("a file").set_len(IMAGE_BYTES).expect("a length");
+        run(&format!("mkfs.{kind}"), &[&["-q"][..], options, &[image.to_str().expect("text")]].concat());
         fs::create_dir(&at).expect("a directory");
         run("mount", &["-o", "loop", image.to_str().expect("text"), at.to_str().expect("text")]);
         Self(at)
@@ -165,6 +173,61 @@ fn no_old_blocks_in_a_clone() {
     fs::write(&from, &bytes).expect("a file");
     rdcp(&lab, &["--sync", "--checksum"], from.as_os_str(), to.as_os_str()).expect(0);
     same(&fs::read(&to).expect("it"), &bytes);
+}
+
+/// As when a disk has lost what was written to it long ago.
+fn a_check_reads_past_the_page_cache() {
+    const BLOCK: usize = 4096;
+    let lab = Lab::new();
+    let mounted = Mounted::new(&lab, "ext4");
+    let (from, tree, list, bytes) = (lab.join("from"), mounted.0.join("tree"), lab.join("list"), noise(MIB as usize));
+    fs::create_dir(&from).expect("a directory");
+    fs::write(from.join("file"), &bytes).expect("a file");
+    rdcp(&lab, &["-r", "--manifest", "list"], from.as_os_str(), tree.as_os_str()).expect(0);
+    // Now it is in the image as well.
+    mounted.used();
+    let check = |option: &str| rdcp(&lab, &[option], list.as_os_str(), tree.as_os_str());
+    check("--check").expect(0);
+    same(&fs::read(tree.join("file")).expect("it"), &bytes);
+    let image = File::options().read(true).write(true).open(lab.join("image")).expect("it");
+    let mut block = [0; BLOCK];
+    let is_first = |at: &u64| {
+        image.read_exact_at(&mut block, *at).expect("read");
+        block[..] == bytes[..BLOCK]
+    };
+    let at = (0..IMAGE_BYTES).step_by(BLOCK).find(is_first).expect("in the image");
+    image.write_all_at(&[bytes[100] ^ 1], at + 100).expect("written");
+    check("--check=cached").expect(0);
+    check("--check").expect(7);
+}
+
+/// None of them is lost, and a file that is now spelled otherwise is not deleted.
+fn two_names_that_are_one() {
+    let _ = Command::new("modprobe").args(["-q", "ext4"]).status();
+    if !Path::new("/sys/fs/ext4/features/casefold").exists() {
+        return not_run("this kernel's ext4 has no casefold");
+    }
+    let lab = Lab::new();
+    let mounted = Mounted::with(&lab, "ext4", &["-O", "casefold"]);
+    let (from, to) = (lab.join("from"), mounted.0.join("to"));
+    for directory in [&from, &to] {
+        fs::create_dir(directory).expect("a directory");
+    }
+    run("chattr", &["+F", to.to_str().expect("text")]);
+    for (name, text) in [("File", "one"), ("file", "two"), ("other", "three")] {
+        fs::write(from.join(name), text).expect("a file");
+    }
+    let copy = || rdcp(&lab, &["--sync", "-r", "--delete"], from.join("").as_os_str(), &lab.there("h", "mounted/to/"));
+    let text = |name: &str| fs::read_to_string(to.join(name)).expect(name);
+    for _ in 0..2 {
+        let ended = copy();
+        assert!(ended.expect(8).stderr.contains("cannot distinguish it from"), "{}", ended.stderr);
+        assert_eq!(["File", "other"].map(text), ["one", "three"]);
+    }
+    fs::remove_file(from.join("File")).expect("removed");
+    copy().expect(0);
+    assert_eq!(["file", "other"].map(text), ["two", "three"]);
+    assert_eq!(fs::read_dir(&to).expect("it").count(), 2);
 }
 
 fn a_device_gets_what_differs() {

@@ -497,20 +497,21 @@ fn plant_of_ordinary(lab: &Lab, directory: &str) -> std::path::PathBuf {
 
 /// As with rsync.
 #[test]
-fn attributes_are_removed_from_ones_own_file_even_if_it_is_read_only() {
-    for to in ["", "h"] {
+fn attributes_of_ones_own_file_change_even_if_it_is_read_only() {
+    let sides = ["", "h"].into_iter().flat_map(|to| ["--one-file-system", "--no-mode"].map(|option| (to, option)));
+    for (to, option) in sides {
         let lab = Lab::new();
         let line = as_ordinary(&lab);
         let paths = ["from", "into"].map(|name| plant_of_ordinary(&lab, name));
-        rustix::fs::setxattr(&paths[1], "user.colour", b"blue", rustix::fs::XattrFlags::empty()).expect("kept here");
-        for path in &paths {
+        for (path, name) in paths.iter().zip(["user.new", "user.old"]) {
+            rustix::fs::setxattr(path, name, b"blue", rustix::fs::XattrFlags::empty()).expect("kept here");
             fs::set_permissions(path, fs::Permissions::from_mode(0o444)).expect("ours");
         }
-        let arguments = ["--sync", "-r", "from/"].map(OsString::from);
+        let arguments = ["--sync", "-r", option, "from/"].map(OsString::from);
         rdcp(&lab, &line, &[&arguments[..], &[side(&lab, to, "into")]].concat()).expect(0);
-        let found = rustix::fs::getxattr(&paths[1], "user.colour", &mut [0; 8]);
-        assert_eq!(found, Err(rustix::io::Errno::NODATA), "{to}");
-        assert_eq!(fs::metadata(&paths[1]).expect("there").permissions().mode() & 0o777, 0o444, "{to}");
+        let found = ["user.old", "user.new"].map(|name| rustix::fs::getxattr(&paths[1], name, &mut [0; 8]));
+        assert_eq!(found, [Err(rustix::io::Errno::NODATA), Ok(4)], "{to} {option}");
+        assert_eq!(fs::metadata(&paths[1]).expect("there").permissions().mode() & 0o777, 0o444, "{to} {option}");
         holds(&paths[1], b"contents");
     }
 }

@@ -63,6 +63,18 @@ fn plant(path: &Path, bytes: u64, seed: u64) {
     }
 }
 
+/// Writes a file with this much data that does not compress. Three of every four MiB are holes.
+fn plant_sparse(path: &Path, bytes: u64, seed: u64) {
+    let (mut random, file) = (Random::new(seed), File::create(path).expect("a file"));
+    let mut block = vec![0; MIB as usize];
+    for number in 0..bytes / MIB {
+        random.fill(&mut block);
+        // No page and no block begins there.
+        file.write_all_at(&block, number * 4 * MIB + 5).expect("room");
+    }
+    file.set_len(bytes * 4).expect("a length");
+}
+
 #[track_caller]
 fn equal(one: &Path, other: &Path) {
     let status = Command::new("cmp").args([one, other]).status().expect("cmp");
@@ -157,6 +169,22 @@ fn a_killed_copy_goes_on_where_it_stopped() {
         let (_, kept) = killed_at_three_quarters(&network, bytes, "100M", victim);
         is_little(again(&network, &[]), bytes, kept);
     }
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn a_killed_copy_of_a_file_with_holes_goes_on_and_keeps_them() {
+    let network = Network::start();
+    let bytes = 192 * MIB;
+    plant_sparse(&network.path("big"), bytes, 5);
+    let (path, kept) = killed_at_three_quarters(&network, bytes, "100M", Victim::Agent);
+    // The source has a hole there.
+    let partial = OpenOptions::new().write(true).open(path).expect("the partial file");
+    partial.write_all_at(&[b'x'; 4096], 2 * MIB).expect("ours");
+    drop(partial);
+    is_little(again(&network, &[]), bytes, kept);
+    let [source, copy] = ["big", "target"].map(|name| fs::metadata(network.path(name)).expect("it").blocks() * 512);
+    assert!(copy <= source + 4 * MIB, "{copy} bytes of the disk instead of {source}");
 }
 
 #[test]

@@ -4,15 +4,16 @@
 mod rig;
 
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rig::hosts::{Partition, launcher};
-use rig::{Ended, KEY, PROGRAM, Process, Scratch, drain, noise, same};
-use rustix::process::Signal;
+use rig::lab::Lab;
+use rig::{Ended, KEY, PROGRAM, Process, Scratch, disk_bytes_below, drain, noise, same};
+use rustix::process::{Pid, Signal, kill_process};
 
 /// Under emulation the guest moves some tens of MB/s. This many bytes take several seconds at [`HELD_BACK`].
 const STREAM_BYTES: usize = 40 << 20;
@@ -506,6 +507,97 @@ fn siw_rdcp_to_a_host_without_rdma() {
     let ended = rdcp_on_first(&scratch, &["-r", "--transport", "prefer-rdma", &path("tree"), &to]).wait_for(LONG);
     ended.expect(0).one_line("rdcp", &["no RDMA device on 4", "using TCP"]);
     is_copied(&tree, &scratch.join("copy"));
+}
+
+/// The hosts that get a tree from host 1, in the order of the chain. With soft-RoCE all of them are this host. With
+/// soft-iWARP the last has no device.
+const TARGETS: [&str; 3] = ["2", "3", "4"];
+
+/// Returns a directory with a launcher that reaches these hosts, and a tree in it, of which one file is larger than the
+/// memory for data on its way.
+fn several() -> (Lab, PathBuf) {
+    await_devices();
+    let lab = Lab::new();
+    if is_siw() {
+        lab.script("rsh", "exec \"$RD_HOST\" exec \"$1\" sh -c \"exec $2\"");
+    }
+    let tree = plant_tree(&lab.0);
+    std::fs::write(tree.join("large"), noise(STREAM_BYTES)).expect("room");
+    (lab, tree)
+}
+
+/// Starts a copy of a tree to all of [`TARGETS`], each with its own directory, because the hosts share their file
+/// systems.
+fn start_rdcp_to_several(lab: &Lab, tree: &Path, options: &[&str]) -> Process {
+    let mut command = on(SENDER, PROGRAM);
+    command.arg("rdcp");
+    let mut command = lab.command(command, "rsh", rig::AGENT);
+    command.env("RDMA_PIPE_LOG", format!("debug:{}", lab.join("log").display()));
+    command.args(["-r", "--json-fd=2", "--transport", "prefer-rdma"]).args(options).arg(tree);
+    for host in TARGETS {
+        std::fs::create_dir(lab.join(host)).expect("a directory");
+        command.arg("--to").arg(lab.there(host, &format!("{host}/copy")));
+    }
+    Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()))
+}
+
+/// Asserts that data came to a host from the host before it, over RDMA or, with `is_bare`, over TCP alone.
+#[track_caller]
+fn has_come(lab: &Lab, from: &str, host: &str, is_bare: bool) {
+    let log = std::fs::read_to_string(lab.join("log")).expect("a log");
+    let about = format!(" {host}  debug  from {from}: lane ");
+    let lines = log.lines().filter(|line| line.contains(&about));
+    let lanes: Vec<&str> = lines.filter_map(|line| Some(line.split_once(" is up: ")?.1)).collect();
+    let is_rdma = |lane: &&str| lane.contains("(software)");
+    assert!(!lanes.is_empty() && lanes.iter().any(is_rdma) != is_bare, "{from} to {host}: {lanes:?} in {log}");
+}
+
+/// Returns the last event of `--json`.
+fn end_of(ended: &Ended) -> serde_json::Value {
+    let line = ended.stderr.lines().rfind(|line| line.starts_with('{')).expect("a report");
+    serde_json::from_str(line).expect("JSON")
+}
+
+/// Each hop of the chain uses the transport that its two ends have in common.
+#[test]
+#[ignore = "needs the testbed's guest"]
+fn rdcp_to_several_hosts() {
+    let (lab, tree) = several();
+    let ended = start_rdcp_to_several(&lab, &tree, &[]).wait_for(LONG);
+    ended.expect(0);
+    TARGETS.iter().for_each(|host| is_copied(&tree, &lab.join(host).join("copy")));
+    for (from, host) in [("this host", "2"), ("2", "3"), ("3", "4")] {
+        has_come(&lab, from, host, is_siw() && host == "4");
+    }
+    let transport = if is_siw() { "rdma-software+tcp" } else { "rdma-software" };
+    assert_eq!(end_of(&ended)["transport"], transport, "{}", ended.stderr);
+    lab.all_gone(LONG);
+}
+
+/// The host behind a host that dies gets the rest from the host before it, over RDMA as well.
+#[test]
+#[ignore = "needs the testbed's guest"]
+fn rdcp_to_several_hosts_of_which_one_dies() {
+    let (lab, tree) = several();
+    let mut process = start_rdcp_to_several(&lab, &tree, &["--bwlimit", "8MB"]);
+    let start = Instant::now();
+    while disk_bytes_below(&lab.join("3")) < 4 << 20 {
+        assert!(process.is_running() && start.elapsed() < LONG, "nothing flows: {}", process.stderr());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let (agent, ..) = lab.launches().into_iter().find(|(_, host, _)| host == "2").expect("it was started");
+    kill_process(Pid::from_raw(agent as i32).expect("not 0"), Signal::KILL).expect("it runs");
+    let ended = process.wait_for(LONG);
+    ended.expect(8);
+    for said in ["lost the agent on 2", "1 of 3 hosts failed; 2 succeeded"] {
+        assert!(ended.stderr.contains(said), "{said}: {}", ended.stderr);
+    }
+    ["3", "4"].iter().for_each(|host| is_copied(&tree, &lab.join(host).join("copy")));
+    assert!(!lab.join("2/copy").exists(), "half a tree under its name");
+    has_come(&lab, "this host", "3", false);
+    let transport = end_of(&ended)["transport"].as_str().expect("a string").to_owned();
+    assert!(transport.starts_with("rdma-software"), "{transport}: {}", ended.stderr);
+    lab.all_gone(LONG);
 }
 
 /// Runs a pipeline from host 1; `2:`, `3:` and `4:` are the other hosts.

@@ -466,7 +466,7 @@ fn the_address_that_the_others_use_for_this_host() {
 fn a_file_system_that_is_full() {
     let network = Network::start();
     fs::create_dir(network.path("disk")).expect("a directory");
-    let _disk = SmallDisk::mount(4, &network.path("disk"));
+    let _disk = SmallDisk::mount(4, &network.path("disk"), 6);
     let start = Instant::now();
     let (ended, _) = network.pipe(&["h2:yes", "h3:cat; sleep 100", "h4:> DIR/disk/full"], b"");
     ended.expect(6);

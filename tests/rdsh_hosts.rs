@@ -102,13 +102,18 @@ fn rsync_between_hosts() {
     for number in 0..40 {
         fs::write(network.path("from").join(number.to_string()), noise(number * 30_011)).expect("a file");
     }
-    let ssh = format!("{PROGRAM} rdsh --agent {AGENT} -F {}", network.path("ssh_config").display());
+    let ssh = format!("{PROGRAM} rdsh -v --agent {AGENT} -F {}", network.path("ssh_config").display());
     let run = |from: &OsStr, to: &OsStr| {
         let mut command = Command::new("rsync");
         command.args(["-a", "-e", &ssh]).args([from, to]);
         let mut command = on(1, &command);
         command.env(MARK, network.scratch.path()).stdin(Stdio::null()).stdout(Stdio::null());
-        assert_eq!(Process::spawn(&mut command).wait().expect(0).stderr, "");
+        let ended = Process::spawn(&mut command).wait();
+        let routes: Vec<&str> = ended.expect(0).stderr.lines().collect();
+        // One that led through ssh would say so at its end.
+        let is_beside =
+            |route: &&str| route.starts_with("rdsh: ") && route.contains(": tcp ") && route.ends_with(", encrypted");
+        assert!(!routes.is_empty() && routes.iter().all(is_beside), "{routes:?}");
     };
     let local = |name: &str| network.path(name).into_os_string();
     run(&local("from/"), &network.at("root@h2", "there/"));

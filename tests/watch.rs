@@ -228,6 +228,24 @@ fn changes_arrive_until_it_is_ended() {
     }
 }
 
+/// The first copy may take hours.
+#[test]
+fn what_changes_during_the_first_copy_is_copied() {
+    let lab = lab();
+    let (from, to) = (lab.join("from"), lab.join("to"));
+    // If it were missing, nothing could be seen of it before all of it has come.
+    fs::create_dir(&to).expect("a directory");
+    let large = noise(8 << 20);
+    fs::write(from.join("large"), &large).expect("a file");
+    let mut process = start_with(&["--bwlimit", "4M"], &lab, &to, PUSH);
+    until("what comes first", &mut process, || holds(&to.join("first"), "one"));
+    fs::write(from.join("first"), "other").expect("a file");
+    until("what has changed since", &mut process, || holds(&to.join("first"), "other"));
+    same(&fs::read(to.join("large")).expect("it"), &large);
+    process.signal(Signal::TERM);
+    process.wait().expect(143);
+}
+
 #[test]
 fn copies_through_the_launcher_leave_no_threads_and_files() {
     for way in [PUSH, PULL] {
@@ -573,6 +591,7 @@ fn what_a_copy_writes_itself_does_not_start_the_next_one() {
     std::thread::sleep(Duration::from_secs(2));
     assert_eq!(waits(&process), before, "{}", process.stderr());
     assert!(from.join("cache/rdma-pipe/digests").exists(), "it is written to");
+    assert!(!to.join("cache/rdma-pipe/digests").exists(), "it is not copied");
     fs::write(from.join("first"), "other").expect("a file");
     until("a change", &mut process, || holds(&to.join("first"), "other"));
     until("the names of what was copied", &mut process, || {

@@ -34,6 +34,7 @@ pub(crate) fn remark(event: &SessionEvent) -> Option<String> {
             let kib = limit_bytes >> 10;
             Some(format!("the limit on locked memory ({kib} KiB) is too small for RDMA; {MEMLOCK_ADVICE}"))
         }
+        SessionEvent::OneRail(why) => Some(format!("--rails: only one network is used, because {why}")),
         _ => None,
     }
 }
@@ -50,6 +51,7 @@ pub(crate) fn notice(notice: Notice, reason: Option<&str>, peer: Option<&str>) -
         Notice::RailLeft(..) => {
             format!("one of several networks stopped answering{because}; continuing over the others")
         }
+        Notice::RailSlow(..) => format!("one of several networks became too slow{because}; continuing over the others"),
         Notice::RailBack(..) => format!("a network is back{because}; using it again"),
         Notice::LaneLost(lane) => format!("lost connection {}.{}{because}", lane.index, lane.generation),
     }

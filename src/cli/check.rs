@@ -15,10 +15,12 @@ use super::options::ReportOptions;
 use super::rdcp::HostOptions;
 use super::report::{Kept, Moved, Reporter};
 use crate::fault::{Exit, Failure, escaped, os_number, printable};
+use crate::fs::standard;
 use crate::job::check::{Stopped, compare};
 use crate::job::copy::entries as entries_words;
 use crate::job::name_at;
 use crate::job::plan::Spec;
+use crate::job::targets::is_list;
 use crate::tree::check::{Aspect, Finding};
 use crate::tree::entries::Entry;
 use crate::tree::progress::Amount;
@@ -36,7 +38,7 @@ pub enum CheckMedium {
     Cached,
 }
 
-/// Compares a directory of any host with a manifest on this host. `paths`: FILE and DIR.
+/// Compares a directory of any host with a manifest on this host. `paths`: FILE, or `-` for standard input, and DIR.
 ///
 /// # Errors
 ///
@@ -51,15 +53,26 @@ pub(crate) fn check(
     let usage = |message: &str| Exit::Usage.with(message);
     let [file, directory] = paths else { return Err(usage("--check takes the manifest FILE and DIR")) };
     let parse = |text| Spec::parse(text).map_err(|reason| Exit::Usage.with(reason));
-    let Spec::Here(file) = parse(file)? else { return Err(usage("--check: FILE must be on this host")) };
+    let file = parse(file)?;
+    if matches!(file, Spec::There(..)) {
+        return Err(usage("--check: FILE must be on this host"));
+    }
     let directory = parse(directory)?;
     if directory == Spec::Standard {
         return Err(usage("--check: DIR cannot be standard input (-)"));
     }
     let (host, directory) = (directory.host(), directory.path());
+    if is_list(host) {
+        let line = format!("--check: {} is a list of hosts; check each host by itself", escaped(host));
+        return Err(Exit::Usage.with(line));
+    }
     let setup = hosts.setup("rdcp", [host], options.quiet, false)?;
     let is_json_on_stdout = options.is_json_on_output();
-    let moved = [Moved::File("the manifest", Path::new(&file)), Moved::File("DIR", Path::new(directory))];
+    let manifest = match &file {
+        Spec::Here(path) => Moved::File("the manifest", Path::new(path)),
+        Spec::Standard | Spec::There(..) => Moved::Input,
+    };
+    let moved = [manifest, Moved::File("DIR", Path::new(directory))];
     let moved = if host.is_empty() { &moved[..] } else { &moved[..1] };
     let reporter = Reporter::open("rdcp", options, moved, &Kept::default())?;
     reporter.begin();
@@ -89,7 +102,11 @@ pub(crate) fn check(
             let _ = give.send(entries);
             printed
         });
-        let outcome = File::open(&file)
+        let manifest = match &file {
+            Spec::Here(path) => File::open(path),
+            Spec::Standard | Spec::There(..) => standard::input(),
+        };
+        let outcome = manifest
             .map_err(|error| Stopped::Manifest(error.to_string()))
             .and_then(|manifest| compare(setup, host, directory.to_owned().into_vec(), is_cached, manifest, take));
         // After success the thread ends when it has taken everything. After a failure, what is still to be printed may
@@ -100,7 +117,7 @@ pub(crate) fn check(
         outcome
     });
     let last_line = outcome.as_ref().ok().map(|tree| summary(tree, checking.differing));
-    let failure = checking.failure(&file, outcome);
+    let failure = checking.failure(file.path(), outcome);
     reporter.finish(None, failure, None, last_line.as_deref())
 }
 

@@ -10,8 +10,9 @@ use crate::job::plan::Spec;
 use crate::options::read_bounded;
 use crate::tree::{Only, is_itself};
 
-/// Maximum number of bytes in a list.
+/// Maximum number of bytes in a list, and what to do with a longer one.
 const LIST_BYTES_MAX: u64 = 64 << 20;
+const TOO_LONG: &str = "; with -r, list directories instead of what is in them, or split the list";
 
 /// Returns the paths in a file, in the format of rsync: one per line, or each followed by a zero byte.
 ///
@@ -20,7 +21,7 @@ const LIST_BYTES_MAX: u64 = 64 << 20;
 /// Fails if the file cannot be read, or names an entry outside SRC.
 pub fn read(file: &OsStr, ends_in_zeros: bool, recursive: bool) -> Result<Only, String> {
     let named = |reason: String| format!("--files-from {}: {reason}", escaped(file));
-    let text = read_bounded(file, LIST_BYTES_MAX).map_err(named)?;
+    let text = read_bounded(file, LIST_BYTES_MAX, TOO_LONG).map_err(named)?;
     let is_end = |&byte: &u8| if ends_in_zeros { byte == 0 } else { byte == b'\n' || byte == b'\r' };
     let lines = text.split(is_end).filter(|line| !line.is_empty() && !b"#;".contains(&line[0]));
     let checked = |line| checked(line).and_then(unmarked).map_err(named);
@@ -123,6 +124,14 @@ mod tests {
             });
             assert_eq!(found.map(|(base, only)| (base, only.paths)), expected, "{sources:?}");
         }
+    }
+
+    #[test]
+    fn a_list_that_is_too_long_is_refused_with_advice() {
+        let list = tempfile::NamedTempFile::new().expect("a file");
+        list.as_file().set_len(LIST_BYTES_MAX + 1).expect("a length");
+        let refused = read(list.path().as_os_str(), false, true).expect_err("too long");
+        assert!(refused.contains(": larger than 64 MiB; with -r, list directories"), "{refused}");
     }
 
     #[test]

@@ -36,7 +36,7 @@ use crate::job::progress::{Ended, HostEnded};
 use crate::job::targets::failed::FailedHosts;
 use crate::job::targets::{expand, is_list};
 use crate::job::watch::WatchPlan;
-use crate::options::{Rule, TransferOptions, TreeOptions};
+use crate::options::{Listed, Rule, TransferOptions, TreeOptions};
 use crate::tree::Only;
 use crate::tree::manifest::write::{Form, Target};
 use crate::tree::patterns::Patterns;
@@ -90,7 +90,8 @@ pub struct CopyArguments {
     backup: bool,
     /// Copy only the paths listed in FILE (or -), one per line, relative to SRC, with the directories above them (with
     /// SRC's own mode, owner and times if a path begins with ./). A directory is copied whole with -r; one level with a
-    /// trailing slash
+    /// trailing slash. A FILE of more than 64 MiB is refused: list directories with -r instead of what is in them, or
+    /// split it
     #[arg(long, value_name = "FILE", requires = "sync", conflicts_with = "snapshot")]
     files_from: Option<OsString>,
     /// Change nothing; print what would be copied where; with --sync, what would be changed, like --itemize-changes or
@@ -98,11 +99,12 @@ pub struct CopyArguments {
     #[arg(short = 'n', long, conflicts_with_all = ["page", "trace"])]
     dry_run: bool,
     /// Keep running: watch SRC, on any host, and copy again what changes, until a signal; try again while a host is
-    /// lost, SRC is missing or DST is full. What links lead to (-L, -k, --copy-unsafe-links) is not watched
+    /// lost, SRC is missing or DST is full. What links lead to (-L, -k, --copy-unsafe-links) is not watched. Each copy
+    /// replaces the files of --report and --trace
     #[arg(long, requires = "sync", conflicts_with_all = ["dry_run", "check", "snapshot", "files_from", "remove_source_files"])]
     watch: bool,
-    /// Compare DIR, which may be HOST:DIR, with the manifest FILE (arguments: FILE DIR), copying nothing; print
-    /// differences to standard output
+    /// Compare DIR, which may be HOST:DIR, with the manifest FILE, which may be - (arguments: FILE DIR), copying
+    /// nothing; print differences to standard output
     #[arg(
         long,
         value_enum,
@@ -496,6 +498,7 @@ fn select(arguments: &mut CopyArguments, sources: &mut Vec<Spec>, is_relative: b
     // As with rsync, SRC itself is a directory on the way to a path that begins so.
     let leads_through_root = !arguments.tree.no_implied_dirs && only.paths.iter().any(|path| path.starts_with(b"./"));
     arguments.tree.keeps_root = !(only.is_root() || leads_through_root);
+    arguments.tree.listed = Some(if only.is_root() { Listed::Root } else { Listed::Part });
     Ok(Some(only))
 }
 
@@ -615,16 +618,10 @@ fn copy(mut arguments: CopyArguments, typed: &Translated, of_file: Option<String
     if is_any_there && !are_all_there {
         check_rails(&arguments.transfer.rails, true)?;
     }
-    if arguments.tree.backup_dir.is_some() && arguments.tree.generations.snapshot.is_some() {
-        return Err(usage(
-            "--backup-dir has nothing to back up with --snapshot, which overwrites nothing; leave one out",
-        ));
-    }
     arguments.tree.generations.check().map_err(|reason| usage(&reason))?;
-    if arguments.tree.existing && arguments.tree.generations.snapshot.is_some() {
-        return Err(usage(
-            "--existing creates no files, and --snapshot always creates a new generation; leave one out",
-        ));
+    let TreeOptions { backup_dir, existing, generations, .. } = &arguments.tree;
+    if let Some(reason) = generations.refused(backup_dir.is_some(), *existing) {
+        return Err(usage(reason));
     }
     if !arguments.report.quiet && !is_any_there {
         note_hosts(&sources, &destination);

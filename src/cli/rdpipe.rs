@@ -122,7 +122,8 @@ impl Arguments for PipeArguments {
     fn hosts(given: &ArgMatches) -> Vec<OsString> {
         let stages = given.get_many::<OsString>("stages").unwrap_or_default();
         let hosts = stages.filter_map(|stage| Spec::parse(stage).ok()).map(|spec| spec.host);
-        hosts.flat_map(|host| expand(&host).unwrap_or_default()).collect()
+        // A stage of this host has none.
+        hosts.filter(|host| !host.is_empty()).flat_map(|host| expand(&host).unwrap_or_default()).collect()
     }
 
     fn idle(given: &ArgMatches, key: &str) -> Option<String> {

@@ -57,13 +57,15 @@ use crate::fs::standard;
 use crate::measure::words::rate_words;
 use crate::signals;
 use crate::transport::Medium;
+use crate::tree::HAS_VANISHED;
 
 /// Shortest transfer for which the limiter is printed. For a shorter transfer it says nothing.
 const LIMITED_SECONDS_MIN: f64 = 0.5;
 
-/// How remarks end that are printed with `--quiet`, too: all was copied, but less is kept, or more is stored, than the
-/// user expects. The words are those of `agent/tree.rs`.
-const WARNINGS: [&str; 2] = ["; nothing is linked to it", ", which the file system of DST does not support"];
+/// How remarks end that are printed with `--quiet`, too: nothing has failed, but less was copied or is kept, or more is
+/// stored, than the user expects. The words are those of `agent/tree.rs`.
+const WARNINGS: [&str; 3] =
+    ["; nothing is linked to it", ", which the file system of DST does not support", HAS_VANISHED];
 
 /// What messages call the output of `--json` and `--report`, and that of `--trace`.
 const REPORT: &str = "report";
@@ -211,8 +213,7 @@ impl job::Observer for Console<'_> {
     fn remark(&mut self, line: &str) {
         self.reporter.happened(Weight::Plain, line);
         let is_new = self.remarks.borrow_mut().is_new(line) || self.reporter.options.is_verbose();
-        let is_warning = WARNINGS.iter().any(|end| line.ends_with(end));
-        if is_new && (is_warning || !self.reporter.options.quiet) {
+        if is_new && (is_warning(line) || !self.reporter.options.quiet) {
             self.terminal.area.say(line);
         }
     }
@@ -578,6 +579,11 @@ impl<'a> Reporter<'a> {
     }
 }
 
+/// Whether a remark is printed with `--quiet`, too.
+fn is_warning(line: &str) -> bool {
+    WARNINGS.iter().any(|end| line.ends_with(end))
+}
+
 /// Describes for a person the resources that a line was given. `None` if they are what every line begins with.
 fn line_line(figures: &Figures) -> Option<String> {
     let (lanes, rails) = (figures.lanes, figures.line.rails);
@@ -640,4 +646,15 @@ fn published(file: &Prepared, what: &str, text: &[u8]) -> Result<(), Failure> {
 
 fn unreportable(exit: Exit, what: &str, name: &str, error: &std::io::Error) -> Failure {
     exit.with(format!("cannot write the {what} to {name}: {}", printable(&error.to_string())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_quiet_copy_does_not_have_is_named() {
+        assert!(is_warning(&format!("h: from/a {HAS_VANISHED}")), "as in a backup every night");
+        assert!(!is_warning("skipped h:from/a, left by an interrupted copy"));
+    }
 }

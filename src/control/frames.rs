@@ -65,7 +65,7 @@ const PROGRESS: u64 = 15;
 
 /// Major version of this protocol. Ends of the same major understand each other. Raised whenever an end of the previous
 /// build could not read what is sent, or must not ignore it.
-pub const MAJOR: u32 = 4;
+pub const MAJOR: u32 = 5;
 
 /// Minor version of this protocol, raised whenever messages or fields are added that the other end may ignore.
 pub const MINOR: u32 = 0;

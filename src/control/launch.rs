@@ -8,7 +8,7 @@
 //! may be asking a question. Then everything is passed on except lines that explain a failure. The stream's end is
 //! never waited for, because with ssh's ControlPersist a background process keeps it open.
 
-#![allow(unsafe_code, reason = "signals between fork and exec")]
+#![allow(unsafe_code, reason = "signals and limits between fork and exec")]
 
 use std::ffi::{OsStr, OsString};
 use std::io::Read;
@@ -21,9 +21,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Resource, Signal, kill_process, pidfd_open, setrlimit};
 
 use crate::fault::{escaped, is_unprintable};
+use crate::fs::OPEN_FILES;
 use crate::standard_error;
 
 mod kinds;
@@ -169,8 +170,16 @@ impl Launcher {
             libc::SIG_ERR => Err(std::io::Error::last_os_error()),
             _ => Ok(()),
         };
-        // SAFETY: signal(2) may be called between fork and exec (signal-safety(7)), and nothing else is called.
-        unsafe { command_line.pre_exec(move || ignore(libc::SIGINT).and_then(|()| ignore(libc::SIGQUIT))) };
+        let between = move || {
+            // A program may take long, or fail, where it may open a million files.
+            if let Some(&limits) = OPEN_FILES.get() {
+                let _ = setrlimit(Resource::Nofile, limits);
+            }
+            ignore(libc::SIGINT).and_then(|()| ignore(libc::SIGQUIT))
+        };
+        // SAFETY: between fork and exec only signal(2) is called, which is allowed there (signal-safety(7)), and the
+        // system call of setrlimit(2). The limits are read without a lock.
+        unsafe { command_line.pre_exec(between) };
         launched(command_line.spawn()?, |stderr| Complaints::collect(stderr, self.clone()))
     }
 }
@@ -185,10 +194,17 @@ fn launched(
     match collect(stderr) {
         Ok(complaints) => Ok(Launched { stdin, stdout, process: Process { child, complaints, is_asked: false } }),
         Err(error) => {
-            let _ = child.kill();
-            let _ = child.wait();
+            kill(&mut child);
             Err(error)
         }
+    }
+}
+
+/// Kills a launcher and waits for its end. One that belongs to another user, as with sudo, cannot be killed: it ends
+/// when its input does.
+fn kill(child: &mut Child) {
+    if child.kill().is_ok() {
+        let _ = child.wait();
     }
 }
 
@@ -338,8 +354,7 @@ impl Drop for Process {
     fn drop(&mut self) {
         Self::end_all(vec![self], Duration::ZERO);
         if !carries_others(Pid::from_child(&self.child)) {
-            let _ = self.child.kill();
-            let _ = self.child.wait();
+            kill(&mut self.child);
         }
     }
 }
@@ -458,6 +473,9 @@ fn harmless(text: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use nix::sys::resource::Resource::RLIMIT_NOFILE;
+    use rustix::process::Rlimit;
+
     use super::*;
     use crate::fs::close::tests::where_calls_fail;
 
@@ -499,6 +517,20 @@ mod tests {
             launched.stdout.read_to_string(&mut said).expect("its words");
             assert_eq!(said.trim_end(), expected);
         }
+    }
+
+    #[test]
+    fn a_launcher_may_open_as_many_files_as_this_process_at_first() {
+        crate::fs::raise_open_files();
+        let (former, (_, most)) = (OPEN_FILES.get().expect("raised"), crate::limits::both(RLIMIT_NOFILE));
+        // Where the limit was as high as possible already, it is another one now.
+        let now = Rlimit { current: most.map(|most| most - 1), maximum: most };
+        setrlimit(Resource::Nofile, now).expect("no more than allowed");
+        let launcher = Launcher::new(OsStr::new("sh -c 'ulimit -n'"), Vec::new()).expect("words");
+        let mut launched = launcher.start(OsStr::new("h"), OsStr::new("agent")).expect("sh");
+        let mut said = String::new();
+        launched.stdout.read_to_string(&mut said).expect("its words");
+        assert_eq!(said.trim_end(), former.current.map_or("unlimited".to_owned(), |files| files.to_string()));
     }
 
     #[test]
@@ -561,6 +593,33 @@ mod tests {
         assert_eq!(refused.err().and_then(|error| error.raw_os_error()), Some(libc::EAGAIN));
         let is_there = rustix::process::test_kill_process(id);
         assert_eq!(is_there, Err(rustix::io::Errno::SRCH), "it neither runs nor is a zombie");
+    }
+
+    #[test]
+    fn a_launcher_that_cannot_be_killed_is_not_waited_for() {
+        let calls = [libc::SYS_kill, libc::SYS_pidfd_send_signal];
+        // Both end with their input, which ends after the launcher has been given up.
+        for is_collected in [false, true] {
+            let mut command = Command::new("cat");
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            let child = command.spawn().expect("cat");
+            let (tell, told) = std::sync::mpsc::channel();
+            std::thread::spawn(move || {
+                let begun = where_calls_fail(&calls, libc::EPERM, || {
+                    let collect = |stderr| match is_collected {
+                        true => Complaints::collect(stderr, Launcher::slurm()),
+                        false => Err(std::io::Error::from(Errno::AGAIN)),
+                    };
+                    launched(child, collect).map(|Launched { stdin, process, .. }| {
+                        drop(process);
+                        stdin
+                    })
+                });
+                assert_eq!(begun.is_ok(), is_collected);
+                tell.send(())
+            });
+            assert_eq!(told.recv_timeout(Duration::from_secs(20)), Ok(()), "{is_collected}");
+        }
     }
 
     #[test]

@@ -194,9 +194,10 @@ impl Tunnel {
         }
         first.into_iter().for_each(|first| (self.emit)(first));
         let (reading, writing) = (Arc::clone(self), Arc::clone(self));
-        let read = crate::spawn("tunnel-read", 192 << 10, move || reading.read(id, stream, &credit));
+        // The thread that writes ends with the connection's record. One that reads would go on alone.
         let write = crate::spawn("tunnel-write", 192 << 10, move || writing.write(id, output, &queue));
-        if read.is_err() || write.is_err() {
+        let read = || crate::spawn("tunnel-read", 192 << 10, move || reading.read(id, stream, &credit));
+        if write.and_then(|_| read()).is_err() {
             crate::locked(&self.state).connections.remove(&id);
             (self.emit)(Message::TunnelClose(id));
         }

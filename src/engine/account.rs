@@ -298,7 +298,8 @@ impl Engine {
             Half::Send { machine, reader, .. } => {
                 let backlog = machine.backlog();
                 self.shared.backlog.store(backlog, Ordering::Relaxed);
-                self.shared.is_line_busy.store(!machine.is_starved(), Ordering::Relaxed);
+                let is_line_busy = !machine.is_starved() && !machine.lacks_credit();
+                self.shared.is_line_busy.store(is_line_busy, Ordering::Relaxed);
                 if machine.waits_for_credit() {
                     &mut waits.credits
                 } else if backlog {

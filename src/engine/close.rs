@@ -22,6 +22,12 @@ pub(super) const NOTHING_LARGE: &str = "connections come up, but large packets d
                              has a smaller MTU than the hosts";
 
 impl Engine {
+    /// Ends a session that has no lane: its threads end, and data that has begun is removed.
+    pub(super) fn give_up(mut self) {
+        self.ended = Some(Outcome::LinkLost { unanswered: false });
+        self.close();
+    }
+
     /// Closes the lanes, and gives their last frames time to leave.
     pub(super) fn close(mut self) -> Summary {
         // The sink's threads no longer wait for their answers to be taken.
@@ -56,9 +62,9 @@ impl Engine {
         }
         let mut discarding = None;
         if let Half::Receive { writer, .. } = &mut self.half
-            && let Writer::Tree(_, thread) = std::mem::replace(writer, Writer::Workers)
+            && let Writer::Tree(_, running) = std::mem::replace(writer, Writer::Workers)
         {
-            discarding = Some(thread);
+            discarding = Some(running.stop());
         }
         for live in self.lanes.values_mut() {
             live.lane.close();

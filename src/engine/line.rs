@@ -9,6 +9,9 @@ use rd_proto::session::{Notice, path_of};
 use super::{Engine, Line, SessionEvent};
 use crate::transport::{Lane, Medium};
 
+/// When other rails are known at the latest, if there are any.
+const RAILS_KNOWN_AFTER: Duration = Duration::from_secs(2);
+
 /// Maximum number of ways that are distinguished.
 const WAYS_MAX: usize = 32;
 
@@ -24,6 +27,21 @@ impl Engine {
         }
         if let Some(round_trip) = shortest {
             self.half.machine().handle_round_trip(round_trip, now);
+        }
+        self.tell_one_rail(now);
+    }
+
+    /// Tells the user if only one rail was found although more were asked for.
+    fn tell_one_rail(&mut self, now: Duration) {
+        let core = self.half.machine_ref().core_ref();
+        let (Some(dialer), Some(path)) = (&self.dialer, core.path()) else { return };
+        let is_decided = path == Path::Tcp && self.addresses.is_some() || now >= RAILS_KNOWN_AFTER;
+        if core.rails(path) > 1 || !is_decided {
+            return;
+        }
+        let why = dialer.why_one_rail(path, self.addresses.as_deref());
+        if let Some(why) = why {
+            self.observer.observe(SessionEvent::OneRail(why));
         }
     }
 
@@ -74,7 +92,9 @@ impl Engine {
     /// Returns the name of the rail that a notice is about.
     pub(super) fn rail_name(&self, notice: Notice) -> Option<String> {
         match notice {
-            Notice::RailLeft(path, rail) | Notice::RailBack(path, rail) => self.dialer.as_ref()?.rail_name(path, rail),
+            Notice::RailLeft(path, rail) | Notice::RailSlow(path, rail) | Notice::RailBack(path, rail) => {
+                self.dialer.as_ref()?.rail_name(path, rail)
+            }
             _ => None,
         }
     }

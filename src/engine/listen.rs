@@ -34,6 +34,9 @@ pub const HALF_OPEN_MAX: usize = 64;
 /// Number of wrong guesses after which a listener whose key was chosen by a person gives up.
 pub const GUESSES_MAX: u32 = 100;
 
+/// How long to wait before accepting again if descriptors or memory have run out. Peers that are connected wait, too.
+const LACK_PAUSE: Duration = Duration::from_millis(50);
+
 /// Length in bytes of the largest message that a peer sends before it has authenticated, including the length prefix.
 const MESSAGE_BYTES: usize = LENGTH_PREFIX_BYTES + HANDSHAKE_BYTES_MAX;
 
@@ -281,13 +284,17 @@ impl Acceptor {
             let stream = match self.socket.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                // Either the peer has closed already, or descriptors have run out for the moment.
+                // Either the peer has closed already, or something has run out for the moment.
                 Err(error) => {
-                    let is_out = Errno::from_io_error(&error) == Some(Errno::MFILE) && self.peers.is_empty();
+                    let error = Errno::from_io_error(&error);
+                    let is_out = error == Some(Errno::MFILE) && self.peers.is_empty();
                     if is_out && !std::mem::replace(&mut self.has_told_no_descriptor, true) {
                         self.tell(Incoming::NoDescriptor);
                     }
-                    return std::thread::sleep(Duration::from_millis(1));
+                    return std::thread::sleep(match error {
+                        Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => LACK_PAUSE,
+                        _ => Duration::from_millis(1),
+                    });
                 }
             };
             if stream.set_nonblocking(true).is_err() || stream.set_nodelay(true).is_err() {
@@ -407,6 +414,7 @@ mod tests {
     use super::*;
     use crate::engine::channel;
     use crate::engine::link::authenticate;
+    use crate::fs::close::tests::where_calls_fail;
 
     fn key(of: u8) -> Key {
         Key::from_random([of; 32])
@@ -452,6 +460,26 @@ mod tests {
             stranger(&listener);
         }
         assert!(events.recv_timeout(Duration::from_millis(100)).is_err(), "they are not told of any more");
+    }
+
+    #[test]
+    fn without_descriptors_a_listener_does_not_spin() {
+        let (post, _events) = channel();
+        for error in [libc::EMFILE, libc::ENOBUFS] {
+            let mut acceptor = Acceptor {
+                socket: tcp::listen(0, None).expect("a port"),
+                key: key(1),
+                registry: Arc::new(Mutex::new(Registry::new(post.clone()))),
+                stop: Arc::new(eventfd(0, EventfdFlags::CLOEXEC).expect("an event")),
+                peers: VecDeque::new(),
+                guesses: 0,
+                further: Further::Lanes,
+                has_told_no_descriptor: false,
+            };
+            let since = Instant::now();
+            where_calls_fail(&[libc::SYS_accept4], error, || acceptor.accept(since));
+            assert!(since.elapsed() >= LACK_PAUSE, "{error}: {:?}", since.elapsed());
+        }
     }
 
     #[test]

@@ -86,6 +86,7 @@ impl Logged {
             Notice::LinkRestored => "the link is restored".to_owned(),
             Notice::LaneLost(lane) => format!("lost lane {}{because}", name(lane)),
             Notice::RailLeft(path, rail) => format!("{}rail {rail} failed{because}", of_path(path)),
+            Notice::RailSlow(path, rail) => format!("{}rail {rail} carries too little{because}", of_path(path)),
             Notice::RailBack(path, rail) => format!("{}rail {rail} is back{because}", of_path(path)),
         });
     }
@@ -129,6 +130,7 @@ impl Observer for Logged {
             SessionEvent::LockedMemory { limit_bytes, .. } => {
                 self.say(|| format!("the limit on locked memory is {} KiB", limit_bytes >> 10));
             }
+            SessionEvent::OneRail(why) => self.say(|| format!("no other rail: {why}")),
             SessionEvent::LaneUp(lane, _, description) => {
                 self.say(|| format!("lane {} is up: {description}", name(*lane)));
             }
@@ -162,12 +164,11 @@ fn name(lane: LaneId) -> String {
 }
 
 /// Logs what the two ends have agreed on.
-pub(super) fn agreed(about: &str, agreed: &Agreed, buffers: u32, rdma: [RdmaKind; 2]) {
+pub(super) fn agreed(about: &str, agreed: &Agreed, rdma: [RdmaKind; 2]) {
     log::debug(about, || {
         let Agreed { policy, try_rdma, seal_tcp, seal_rdma, tcp_lanes, rdma_lanes, chunk_bytes, reconnect, .. } =
             agreed;
         let chunk_kib = chunk_bytes >> 10;
-        let pool_mib = (u64::from(buffers) * *chunk_bytes as u64) >> 20;
         let devices = rdma.map(|kind| match kind {
             RdmaKind::None => "none",
             RdmaKind::Software => "software",
@@ -185,8 +186,7 @@ pub(super) fn agreed(about: &str, agreed: &Agreed, buffers: u32, rdma: [RdmaKind
             (false, true) => "encrypted over RDMA only",
         };
         format!(
-            "agreed: {transport}; {sealed}; chunks of {chunk_kib} KiB, an initial pool of {pool_mib} MiB; \
-             {} s to restore a lost link",
+            "agreed: {transport}; {sealed}; chunks of {chunk_kib} KiB; {} s to restore a lost link",
             reconnect.as_secs()
         )
     });

@@ -7,7 +7,6 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use flume::{Receiver as Queue, RecvTimeoutError, Sender as Post};
@@ -19,6 +18,7 @@ use rd_proto::session::{Action, BufferId, Layout, Machine, Outcome, Receiver, Se
 use rd_proto::tree::Answer;
 use rustix::io::Errno;
 
+use crate::fault::errno_of;
 use crate::fs::source::Source;
 use crate::log::Step;
 use crate::transport::{Buffer, Lane, LaneError, LaneEvent};
@@ -94,7 +94,7 @@ enum Writer {
     /// The writer of a stream.
     Stream(Post<SinkJob>),
     /// The sink of a tree.
-    Tree(Post<SinkJob>, JoinHandle<()>),
+    Tree(Post<SinkJob>, tree::Running),
 }
 
 impl Half {
@@ -161,6 +161,11 @@ struct Engine {
 ///
 /// The system's error if threads cannot be started. Everything that happens to the transfer itself is in the summary.
 pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
+    Ok(prepare(transfer, work)?.run())
+}
+
+/// Starts the threads of a transfer.
+fn prepare(transfer: Transfer, work: Work) -> std::io::Result<Engine> {
     let Transfer { agreed, secret, buffers, first, shares_memory, pool, .. } = transfer;
     let Transfer { dialer, events, post, compress, bwlimit, observer, .. } = transfer;
     let both_sealed = agreed.seal_tcp && (agreed.seal_rdma || !agreed.try_rdma);
@@ -269,14 +274,14 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
             if let Some(open) = open_sink {
                 *writer = Writer::Stream(work::start_writer(open, engine.post.clone())?);
             } else if let Some(sink) = tree {
-                let (jobs, thread) = tree::start(*sink, Arc::clone(&engine.shared), engine.post.clone())?;
-                *writer = Writer::Tree(jobs, thread);
+                let (jobs, running) = tree::start(*sink, Arc::clone(&engine.shared), engine.post.clone())?;
+                *writer = Writer::Tree(jobs, running);
             } else if let Some(SpoolEnd::Input(input)) = &engine.spool {
                 *writer = Writer::Stream(spool::start(Arc::clone(input), Arc::clone(&engine.shared), &engine.post)?);
             }
         }
     }
-    Ok(engine.run())
+    Ok(engine)
 }
 
 impl Engine {
@@ -697,7 +702,7 @@ impl Engine {
         };
         let spawned = crate::spawn("dial", 256 << 10, dial);
         if let Err(error) = &spawned {
-            self.dial_failed(id, &LinkError::os("thread", error));
+            self.dial_failed(id, &LinkError::Os { what: "thread", error: errno_of(error) });
         }
         spawned.is_ok()
     }

@@ -10,14 +10,14 @@ use std::time::Instant;
 use flume::{Receiver as Queue, Sender as Post, TrySendError};
 use rd_proto::control::{self, Endpoint, Offer, Policy, RailAddress, RdmaKind, Role};
 use rd_proto::handshake::{ControlChannel, Established, LaneId, SessionId, SessionSecret, connect_join};
-use rd_proto::session::{Agreed, RDMA_LANE_FIRST};
+use rd_proto::session::{Agreed, LONG_LINE, RDMA_LANE_FIRST};
 use rustix::io::Errno;
 
 use super::link::{AUTHENTICATE_MAX, LinkError, authenticate, connect, connect_by, exchange_offers, rng, tcp_lane};
 use super::listen::Registry;
 use super::rails::Rail;
 use super::session::Obstacle;
-use super::{Dialer, Event, Observer, SessionEvent, Summary, Transfer, Work, announce, rails, rdma, run};
+use super::{Dialer, Engine, Event, Observer, SessionEvent, Summary, Transfer, Work, announce, prepare, rails, rdma};
 use crate::fs::direct::write::available_bytes;
 use crate::options::{RailChoice, TransferOptions};
 use crate::transport::rdma::{Adapters, CONNECTION_LOCKED_BYTES, RegisterError};
@@ -51,12 +51,24 @@ pub fn offers(
         chunk_bytes: options.chunk_bytes() as u32,
         reconnect_s: options.reconnect,
         size_bytes,
-        rdma: if options.transport.policy() == Policy::Tcp { RdmaKind::None } else { rdma::available() },
+        rdma: rdma_kind(stream, options.transport.policy()),
         ticket: SessionId::random(&mut rng()).0,
         host: rustix::system::uname().nodename().to_bytes().to_vec(),
     };
     let theirs = exchange_offers(stream, control, &ours)?;
     Ok([ours, theirs])
+}
+
+/// Returns which RDMA devices this end offers to a peer. Over hundreds of kilometres adapters hardly ever reach each
+/// other, and the transfer would wait until that is certain. So `auto`, which needs hardware, is offered none.
+fn rdma_kind(stream: &TcpStream, policy: Policy) -> RdmaKind {
+    let is_far = || tcp::round_trip_min(stream).is_some_and(|shortest| shortest >= LONG_LINE);
+    match policy {
+        Policy::Tcp => RdmaKind::None,
+        // The peer's policy may be another, which goes by any device.
+        Policy::Auto if is_far() => rdma::available().min(RdmaKind::Software),
+        _ => rdma::available(),
+    }
 }
 
 /// A session that is about to begin: its pool is mapped, and further lanes can be made.
@@ -87,9 +99,8 @@ pub fn open(
     listening: Option<&Arc<Mutex<Registry>>>,
     post: &Post<Event>,
 ) -> Result<Opened, Obstacle> {
-    // Finding out means reading many files. The answer matters only if the pool may grow and the user has set no limit.
-    let is_asked = options.shares_memory() && !agreed.try_rdma;
-    let available = if is_asked { available_bytes(Path::new("/")) } else { None };
+    // Finding out means reading many files. The answer matters only if the user has set no limit.
+    let available = if options.shares_memory() { available_bytes(Path::new("/")) } else { None };
     let (mut opened, adapters) = map(agreed, options.buffers(agreed.chunk_bytes, available))?;
     let Established { session, secret, .. } = established;
     // The loop does not run yet. If the peer has filled its channel by further lanes, waiting for room would never end.
@@ -121,6 +132,7 @@ pub fn open(
                     options.rails.clone(),
                 ],
                 rails: Default::default(),
+                one_rail_told: OnceLock::new(),
             }));
         }
         (Some(registry), Some(adapters)) => {
@@ -148,22 +160,19 @@ pub fn open(
 }
 
 impl Opened {
-    /// Turns the first connection into a lane, and runs the session to its end.
+    /// Starts the threads of the session.
     ///
     /// # Errors
     ///
-    /// [`Obstacle::Link`] and [`Obstacle::Thread`]. Anything that happens to the transfer itself is in the summary.
-    pub fn run(
+    /// [`Obstacle::Thread`]. The peer waits on the first lane to be told.
+    pub fn prepare(
         self,
-        stream: TcpStream,
-        established: Established,
+        secret: SessionSecret,
         work: Work,
         options: &TransferOptions,
         (post, events): (Post<Event>, Queue<Event>),
         observer: Box<dyn Observer>,
-    ) -> Result<Summary, Obstacle> {
-        let Established { lane, secret, control, .. } = established;
-        announce(&post, lane, |report| tcp_lane(stream, control, report))?;
+    ) -> Result<Prepared, Obstacle> {
         let Self { agreed, pool, buffers, first, dialer, _listening, .. } = self;
         let (compress, bwlimit) = (options.compress, options.bwlimit);
         let shares_memory = options.shares_memory();
@@ -181,7 +190,30 @@ impl Opened {
             bwlimit,
             observer,
         };
-        run(transfer, work).map_err(Obstacle::Thread)
+        let engine = prepare(transfer, work).map_err(Obstacle::Thread)?;
+        Ok(Prepared { engine, _listening })
+    }
+}
+
+/// A session whose threads run, and that has no lane yet.
+pub struct Prepared {
+    engine: Engine,
+    _listening: Option<rdma::Listening>,
+}
+
+impl Prepared {
+    /// Turns the first connection into a lane, and runs the session to its end.
+    ///
+    /// # Errors
+    ///
+    /// The error of that lane. Anything that happens to the transfer itself is in the summary.
+    pub fn run(self, stream: TcpStream, established: Established) -> Result<Summary, LinkError> {
+        let Established { lane, control, .. } = established;
+        if let Err(error) = announce(&self.engine.post, lane, |report| tcp_lane(stream, control, report)) {
+            self.engine.give_up();
+            return Err(error);
+        }
+        Ok(self.engine.run())
     }
 }
 
@@ -201,15 +233,11 @@ fn map(agreed: Agreed, [wanted, most]: [u32; 2]) -> Result<(Opened, Option<Arc<A
         _listening: None,
         shortage,
     };
-    if !agreed.try_rdma
-        && let Ok(mapped) = Pool::new(most, buffer_bytes)
-    {
-        return Ok((opened(mapped, wanted, None), None));
-    }
     let (mut count, mut tries_rdma, mut shortage) = (wanted, agreed.try_rdma, None);
     loop {
-        let mapped =
-            Pool::new(count, buffer_bytes).map_err(|error| Obstacle::Memory { mib: bytes(count) >> 20, error })?;
+        let larger = if tries_rdma { None } else { Pool::new(most, buffer_bytes).ok() };
+        let mapped = larger.map_or_else(|| Pool::new(count, buffer_bytes), Ok);
+        let mapped = mapped.map_err(|error| Obstacle::Memory { mib: bytes(count) >> 20, error })?;
         if !tries_rdma {
             return Ok((opened(mapped, count, shortage), None));
         }
@@ -250,6 +278,8 @@ struct Dialing {
     choices: [RailChoice; 2],
     /// All rails of each path, if it has several.
     rails: [OnceLock<Vec<Rail>>; 2],
+    /// Set once it has been told why there is only one rail.
+    one_rail_told: OnceLock<()>,
 }
 
 impl Dialing {
@@ -314,6 +344,17 @@ impl Dialer for Dialing {
             let _ = known.set(found);
         }
         (known.get().map_or(1, Vec::len) as u8, *choice != RailChoice::Auto)
+    }
+
+    fn why_one_rail(&self, path: control::Path, addresses: Option<&[RailAddress]>) -> Option<&'static str> {
+        let choice = &self.choices[path as usize];
+        if *choice == RailChoice::Auto || choice.most() < 2 || self.one_rail_told.set(()).is_err() {
+            return None;
+        }
+        if self.rails[path as usize].get().is_some() {
+            return Some("--lanes allows only one connection");
+        }
+        rails::why_one([self.own, self.address], choice, addresses)
     }
 
     fn rail_name(&self, path: control::Path, rail: u8) -> Option<String> {

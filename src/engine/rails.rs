@@ -94,6 +94,41 @@ pub(crate) fn find(choice: &RailChoice, first: [SocketAddr; 2], told: &[RailAddr
     pair(choice, [local.ip(), peer.ip()], &here, told, |own| Some(rate_mbps(&own.interface)))
 }
 
+/// Returns why [`find`] or [`pair_devices`] finds only one rail; `None` if both ends are on one host. `told`: what the
+/// other end has announced, if it has.
+pub(super) fn why_one(
+    first: [SocketAddr; 2],
+    choice: &RailChoice,
+    told: Option<&[RailAddress]>,
+) -> Option<&'static str> {
+    let [local, peer] = first.map(unmapped);
+    (!tcp::is_within_host(local, peer)).then(|| lacking(choice, [local.ip(), peer.ip()], &here(), told))
+}
+
+fn lacking(
+    choice: &RailChoice,
+    [local, peer]: [IpAddr; 2],
+    here: &[InterfaceAddress],
+    told: Option<&[RailAddress]>,
+) -> &'static str {
+    let Some(told) = told else { return "the other end has announced no other" };
+    let first = here.iter().find(|own| own.address == local).map(|own| &*own.interface);
+    if first.is_none() || !told.iter().any(|known| known.address == peer) {
+        return "the ends have other addresses than this connection, as behind an address translator";
+    }
+    let has = |name: &str| here.iter().any(|own| own.interface == name);
+    let is_other = |own: &InterfaceAddress| {
+        is_usable(own.address) && Some(&*own.interface) != first && choice.allows(&own.interface, has)
+    };
+    if !here.iter().any(is_other) {
+        "this end has no other that may be used"
+    } else if pair(choice, [local, peer], here, told, |_| Some(0)).is_empty() {
+        "the ends have no other subnet in common"
+    } else {
+        "no other that the ends have in common has an RDMA device at each"
+    }
+}
+
 /// Does the same as [`find`] between RDMA devices of the same kind as the devices of the first pair.
 pub(super) fn pair_devices(
     choice: &RailChoice,
@@ -237,6 +272,26 @@ mod tests {
         assert_eq!(found("ens9", &here, &there), all, "a name of the other end");
         assert!(found("all", &here[..2], &there).is_empty(), "one interface here");
         assert!(found("all", &here, &there[..1]).is_empty(), "one interface there");
+    }
+
+    #[test]
+    fn a_lack_of_rails_has_a_reason() {
+        let here = [own("e0", "10.1.0.1", 24), own("e1", "10.2.0.1", 24)];
+        let first = told(0, "10.1.0.2", 24);
+        let near = [first, told(1, "10.2.0.2", 24)];
+        let far = [first, told(1, "10.3.0.2", 24)];
+        let why = |choice: &str, here: &[InterfaceAddress], told: Option<&[RailAddress]>| {
+            lacking(&RailChoice::parse(choice).expect("a choice"), [ip("10.1.0.1"), ip("10.1.0.2")], here, told)
+        };
+        assert!(why("all", &here, None).contains("announced"));
+        assert!(why("2", &here, Some(&near[1..])).contains("translator"));
+        assert!(why("all", &here[1..], Some(&near)).contains("translator"));
+        assert!(why("all", &here[..1], Some(&near)).contains("this end has no other"));
+        assert!(why("e0", &here, Some(&near)).contains("this end has no other"), "the other may not be used");
+        assert!(why("all", &here, Some(&far)).contains("subnet"));
+        assert!(why("all", &here, Some(&near)).contains("RDMA device"));
+        let ends = [SocketAddr::from(([127, 0, 0, 1], 1)); 2];
+        assert_eq!(why_one(ends, &RailChoice::All, None), None, "within a host no network is used");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use flume::{RecvTimeoutError, bounded};
 use rd_proto::handshake::{Established, Key, SessionId, connect_first};
 
 use super::link::{AUTHENTICATE_MAX, LinkError, authenticate, connect, rng};
+use crate::fault::errno_of;
 use crate::transport::tcp;
 
 /// How much longer than a worse address a better address may take to connect.
@@ -69,15 +70,19 @@ pub fn reach_best(
     [connect_by, deadline]: [Instant; 2],
 ) -> Result<(TcpStream, Established), LinkError> {
     let (post, attempts) = bounded(addresses.len());
-    for (rank, &address) in addresses.iter().enumerate() {
-        let post = post.clone();
-        let attempt = move || drop(post.send((rank, connect(address, connect_by))));
-        crate::spawn("dial", 64 << 10, attempt).map_err(|error| LinkError::os("thread", &error))?;
-    }
-    drop(post);
     let mut connected: Vec<Option<TcpStream>> = addresses.iter().map(|_| None).collect();
     let mut pending: Vec<bool> = vec![true; addresses.len()];
     let mut failure = LinkError::TimedOut;
+    for (rank, &address) in addresses.iter().enumerate() {
+        let post = post.clone();
+        let attempt = move || drop(post.send((rank, connect(address, connect_by))));
+        if let Err(error) = crate::spawn("dial", 64 << 10, attempt) {
+            // Another address may do.
+            pending[rank] = false;
+            failure = LinkError::Os { what: "thread", error: errno_of(&error) };
+        }
+    }
+    drop(post);
     let mut since: Option<Instant> = None;
     loop {
         let best = connected.iter().position(Option::is_some);
@@ -123,9 +128,12 @@ pub fn reach_best(
 mod tests {
     use std::net::{Ipv4Addr, TcpListener};
 
+    use rustix::io::Errno;
+
     use super::*;
     use crate::engine::channel;
     use crate::engine::listen::{Further, Listener};
+    use crate::fs::close::tests::where_calls_fail;
 
     fn key(byte: u8) -> Key {
         Key::from_random([byte; 32])
@@ -149,6 +157,16 @@ mod tests {
         assert_eq!(stream.peer_addr().expect("connected"), at(&peer));
         assert!(reach_best(&addresses[..2], &key(2), [soon(); 2]).is_err());
         assert!(reach_best(&[], &key(2), [soon(); 2]).is_err());
+    }
+
+    #[test]
+    fn a_thread_that_cannot_be_started_is_no_fault_of_the_peer() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let reached = where_calls_fail(&[libc::SYS_clone, libc::SYS_clone3], libc::EAGAIN, || {
+            reach_best(&[address; 2], &key(2), [soon(); 2]).err()
+        });
+        assert_eq!(reached, Some(LinkError::Os { what: "thread", error: Errno::AGAIN }));
     }
 
     #[test]

@@ -165,8 +165,7 @@ impl Session<'_> {
             let no_device = no_device(&ours, &theirs).filter(|_| refusal == Refusal::Transport);
             theirs_is(no_device.unwrap_or(Obstacle::Refused(refusal)), peer.clone())
         })?;
-        let [buffers, _] = self.transfer.buffers(agreed.chunk_bytes, None);
-        logged::agreed(about, &agreed, buffers, [ours.rdma, theirs.rdma]);
+        logged::agreed(about, &agreed, [ours.rdma, theirs.rdma]);
         let ours_is = |(obstacle, last_word)| NotBegun { obstacle, peer: peer.clone(), is_peers: false, last_word };
         if agreed.policy == Policy::PreferRdma && !agreed.try_rdma && self.reports_for_both {
             let host = (ours.rdma != RdmaKind::None).then(|| peer.clone());
@@ -194,10 +193,11 @@ impl Session<'_> {
         self.observer.observe(SessionEvent::Begun { peer: peer.clone(), reconnect, size_bytes });
         self.observer.observe(SessionEvent::StepEnds(Step::Connect));
         self.observer.observe(SessionEvent::StepBegins(Step::Transfer));
-        let FirstLane { stream, established, .. } = first;
-        let channel = (self.post, self.events);
-        let summary = opened.run(stream, established, work, self.transfer, channel, self.observer);
-        let mut summary = summary.map_err(|error| ours_is((error, None)))?;
+        let (secret, channel) = (first.established.secret.clone(), (self.post, self.events));
+        let prepared = opened.prepare(secret, work, self.transfer, channel, self.observer);
+        let prepared = prepared.map_err(|error| ours_is(give_up(&mut first, role, error)))?;
+        let summary = prepared.run(first.stream, first.established);
+        let mut summary = summary.map_err(|error| ours_is((error.into(), None)))?;
         if let (Outcome::LinkLost { unanswered: false }, seconds @ 1..) = (&summary.outcome, reconnect.as_secs()) {
             let silent = LinkError::TimedOut.to_string();
             summary.reason = Some(match summary.reason.filter(|reason| *reason != silent) {
@@ -254,7 +254,62 @@ fn no_device(ours: &Offer, theirs: &Offer) -> Option<Obstacle> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+
+    use rd_proto::handshake::{self, Key, SessionId, connect_first};
+
     use super::*;
+    use crate::engine::channel;
+    use crate::engine::link::{exchange_offers, rng};
+    use crate::fs::close::tests::where_calls_fail;
+    use crate::options::Transport;
+
+    struct Quiet;
+
+    impl Observer for Quiet {
+        fn observe(&mut self, _: SessionEvent) {}
+    }
+
+    /// It would take the link for lost, and wait for this end to come back.
+    #[test]
+    fn a_peer_is_told_that_no_thread_can_be_started() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let stream = TcpStream::connect(listener.local_addr().expect("bound")).expect("loopback");
+        let (mut theirs, _) = listener.accept().expect("a connection");
+        let key = Key::from_random([7; 32]);
+        let (state, hello) = connect_first(&key, SessionId::random(&mut rng()), &mut rng());
+        let (listening, reply) = handshake::listen(&key, |_| None, &hello, &mut rng()).expect("ours");
+        let (established, confirm) = state.finish(&reply).expect("the same key");
+        let mut control = listening.finish(&confirm).expect("the same key").control;
+        let transfer = &TransferOptions { transport: Transport::Tcp, ..TransferOptions::default() };
+        std::thread::scope(|scope| {
+            let peer = scope.spawn(move || {
+                let offers = offers(&mut theirs, &mut control, Role::Sender, None, transfer);
+                let [ours, _] = offers.expect("an offer");
+                // Returns the error that fits what comes instead of a second offer.
+                exchange_offers(&mut theirs, &mut control, &ours).err()
+            });
+            let begun = where_calls_fail(&[libc::SYS_clone, libc::SYS_clone3], libc::EAGAIN, || {
+                let (post, events) = channel();
+                let session = Session {
+                    role: Role::Receiver,
+                    size_bytes: None,
+                    listening: None,
+                    transfer,
+                    post,
+                    events,
+                    observer: Box::new(Quiet),
+                    takes_signals: false,
+                    reports_for_both: false,
+                };
+                let first = FirstLane { stream, established, peer_name: "peer".to_owned(), is_named: true };
+                let work = Work::ReceiveStream(Box::new(|| Err(plain_fact("".as_ref(), "no thread opens it"))));
+                session.run(first, |_| Ok(work)).err().map(|it| it.obstacle)
+            });
+            assert!(matches!(begun, Some(Obstacle::Thread(_))), "{begun:?}");
+            assert_eq!(peer.join().expect("no panic"), Some(LinkError::Unexpected), "a frame, but no offer");
+        });
+    }
 
     #[test]
     fn a_full_channel_does_not_hold_up_a_signal() {

@@ -36,6 +36,8 @@ pub enum SessionEvent {
         /// Size of the pool that is used and of the pool that was wanted, in MiB; `None` if RDMA is not used.
         pool_mib: Option<[u64; 2]>,
     },
+    /// There is one rail although more were asked for, and why.
+    OneRail(&'static str),
     /// Both ends have agreed on how to transfer.
     Begun {
         /// The other end, as the user would call it.

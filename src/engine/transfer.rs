@@ -106,6 +106,12 @@ pub trait Dialer: Send + Sync {
         (1, false)
     }
 
+    /// Returns why a path has one rail although more were asked for. Tells it only once. `addresses` are those that the
+    /// peer has announced, if it has.
+    fn why_one_rail(&self, _path: Path, _addresses: Option<&[RailAddress]>) -> Option<&'static str> {
+        None
+    }
+
     /// Returns the name of a rail for messages.
     fn rail_name(&self, _path: Path, _rail: u8) -> Option<String> {
         None

@@ -1,7 +1,8 @@
 //! The thread that hands chunks to the sink of a tree, in order.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use flume::{RecvTimeoutError, Sender as Post, bounded, unbounded};
@@ -59,18 +60,30 @@ pub fn answer(post: Post<Event>) -> (SendAnswer, impl Fn() -> bool + Send + Sync
     (answer, move || waiting.is_disconnected())
 }
 
+/// The running thread.
+pub struct Running {
+    pub(super) thread: JoinHandle<()>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Running {
+    /// Makes the sink's current call end early, because the session is over. A call may wait for existing files to be
+    /// hashed, or for a name that another transfer holds.
+    pub(super) fn stop(self) -> JoinHandle<()> {
+        self.stop.store(true, Ordering::Release);
+        self.thread
+    }
+}
+
 /// Starts the thread. When the sender of jobs is dropped, the thread removes unpublished data and ends. Once the
 /// session is over, waiting chunks are dropped, because small files would otherwise delay the end for seconds.
 ///
 /// # Errors
 ///
 /// The system's error if the thread cannot be started.
-pub fn start(
-    mut sink: TreeSink,
-    shared: Arc<Shared>,
-    post: Post<Event>,
-) -> std::io::Result<(Post<SinkJob>, std::thread::JoinHandle<()>)> {
+pub fn start(mut sink: TreeSink, shared: Arc<Shared>, post: Post<Event>) -> std::io::Result<(Post<SinkJob>, Running)> {
     let (jobs, queue) = unbounded();
+    let stop = sink.stopper();
     let thread = crate::spawn("tree", 256 << 10, move || {
         let mut is_refused = false;
         loop {
@@ -101,7 +114,7 @@ pub fn start(
         }
         sink.discard();
     })?;
-    Ok((jobs, thread))
+    Ok((jobs, Running { thread, stop }))
 }
 
 #[cfg(test)]

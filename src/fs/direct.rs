@@ -22,11 +22,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use rd_proto::control::IoFact;
-use rustix::fs::{Mode, OFlags, fstat, fstatfs, open};
+use rustix::fs::{CWD, OFlags, fstat, fstatfs};
 use rustix::io::{Errno, ReadWriteFlags, preadv2, retry_on_intr};
 
 use super::source::read_at;
-use super::{identity, read_up_to};
+use super::{identity, open_quietly, read_up_to};
 use crate::fault::errno_of;
 
 pub mod write;
@@ -266,7 +266,7 @@ pub(crate) fn cached_pages(file: impl AsFd, offset: u64, length: u64) -> Result<
 /// the same file whatever has become of its name.
 pub(crate) fn reopen(file: impl AsFd, access: OFlags) -> Result<OwnedFd, Errno> {
     let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
-    let direct = open(path, access | OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())?;
+    let direct = open_quietly(CWD, &*path, access | OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NOCTTY)?;
     let (ours, theirs) = (fstat(&direct)?, fstat(file)?);
     // Compared, because anything may be mounted on /proc.
     if identity(&ours) == identity(&theirs) { Ok(direct) } else { Err(Errno::STALE) }

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rd_proto::tree::AclNames;
 use rustix::fs::{
     Access, AtFlags, CWD, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags, chmod, chownat, fchmod,
-    fgetxattr, fgetxattr_query, flistxattr, fremovexattr, fsetxattr, futimens, getxattr, listxattr, openat,
+    fgetxattr, fgetxattr_query, flistxattr, fremovexattr, fsetxattr, fstat, futimens, getxattr, listxattr, openat,
     removexattr, setxattr, utimensat,
 };
 use rustix::io::Errno;
@@ -277,32 +277,30 @@ pub(crate) fn remove_acls(entry: Object<'_>, kept: impl Fn(&[u8]) -> bool) {
 }
 
 /// Changes an extended attribute. `user.` attributes need write permission, which the mode or an ACL may deny even to
-/// the owner. With `may_open`, the entry then gets the permission, for its owner alone, and the caller sets the mode
-/// afterwards.
+/// the owner. The entry then has the permission meanwhile, for its owner alone.
 ///
 /// # Errors
 ///
 /// The error number of the change.
-pub(crate) fn change_xattr(
-    entry: Object<'_>,
-    may_open: bool,
-    change: impl Fn() -> Result<(), Errno>,
-) -> Result<(), Errno> {
-    match change() {
-        Err(Errno::ACCESS) if may_open => {
+pub(crate) fn change_xattr(entry: Object<'_>, change: impl Fn() -> Result<(), Errno>) -> Result<(), Errno> {
+    match (change(), entry) {
+        (Err(Errno::ACCESS), Object::Open(fd) | Object::Path(fd)) => {
+            let mode = fstat(fd)?.st_mode & 0o7777;
             entry.set_mode(0o700).map_err(|_| Errno::ACCESS)?;
-            change()
+            let changed = change();
+            entry.set_mode(mode)?;
+            changed
         }
-        done => done,
+        (done, _) => done,
     }
 }
 
-/// Removes the extended attributes of an entry for which `goes` returns true. `may_open`: as for [`change_xattr`].
+/// Removes the extended attributes of an entry for which `goes` returns true.
 ///
 /// # Errors
 ///
 /// The error number of listing the attributes, or of the first removal that failed.
-pub(crate) fn remove_xattrs(entry: Object<'_>, goes: impl Fn(&[u8]) -> bool, may_open: bool) -> Result<(), Errno> {
+pub(crate) fn remove_xattrs(entry: Object<'_>, goes: impl Fn(&[u8]) -> bool) -> Result<(), Errno> {
     let mut list = vec![0; XATTR_BYTES_MAX];
     let length = match entry.list_xattrs(&mut list) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => 0,
@@ -311,7 +309,7 @@ pub(crate) fn remove_xattrs(entry: Object<'_>, goes: impl Fn(&[u8]) -> bool, may
     let names = list[..length].split(|&byte| byte == 0).filter(|name| !name.is_empty() && goes(name));
     let mut done = Ok(());
     for name in names {
-        match change_xattr(entry, may_open, || entry.remove_xattr(name)) {
+        match change_xattr(entry, || entry.remove_xattr(name)) {
             Err(Errno::NODATA) => {}
             removed => done = done.and(removed),
         }
@@ -352,7 +350,7 @@ pub(crate) fn lacks_proc() -> bool {
 
 #[cfg(test)]
 mod tests {
-    use rustix::fs::{FileType, fstat, mknodat};
+    use rustix::fs::{FileType, mknodat};
 
     use super::*;
     use crate::fs::close::tests::where_calls_fail;

@@ -10,13 +10,13 @@ use std::fs::File;
 use std::io::{IsTerminal, Result};
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use rd_proto::control::IoFact;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::fstat;
-use rustix::io::{Errno, retry_on_intr};
+use rustix::io::{Errno, FdFlags, fcntl_setfd, retry_on_intr};
 
 use super::text::Text;
 use super::{Identity, identity, std_fact};
@@ -111,7 +111,12 @@ pub fn named_output() -> std::result::Result<File, IoFact> {
     output().map_err(|error| std_fact(OUTPUT.as_ref(), &error))
 }
 
-/// Returns a duplicate of a descriptor that this process was given, by its number.
+/// The descriptor that [`given`] has duplicated last, unless it is a standard stream; -1 for none.
+static KEPT: AtomicI32 = AtomicI32::new(-1);
+
+/// Returns a duplicate of a descriptor that this process was given, by its number. Programs that are started from then
+/// on do not inherit the descriptor, unless it is a standard stream: they could write to it, and its reader would not
+/// see its end before theirs.
 ///
 /// # Errors
 ///
@@ -122,7 +127,12 @@ pub fn given(number: RawFd) -> Result<File> {
     }
     // SAFETY: the descriptor is open, as has been checked, and was given to this process, which closes no such
     // descriptor.
-    duplicate(number, unsafe { BorrowedFd::borrow_raw(number) })
+    let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
+    if number > 2 {
+        fcntl_setfd(descriptor, FdFlags::CLOEXEC)?;
+        KEPT.store(number, Ordering::Relaxed);
+    }
+    duplicate(number, descriptor)
 }
 
 /// Reports whether a number is that of an open descriptor which this process did not open itself.
@@ -130,7 +140,8 @@ pub fn is_given(number: RawFd) -> bool {
     // SAFETY: asking for the flags of a number that is no descriptor has no effect but an error.
     let flags = unsafe { libc::fcntl(number, libc::F_GETFD) };
     // Descriptors that this process opens are closed on exec.
-    flags != -1 && flags & libc::FD_CLOEXEC == 0 && !was_closed(number)
+    let is_own = flags & libc::FD_CLOEXEC != 0 && number != KEPT.load(Ordering::Relaxed);
+    flags != -1 && !is_own && !was_closed(number)
 }
 
 /// Reports whether a path is another name of standard input.
@@ -241,4 +252,26 @@ fn duplicate(number: RawFd, descriptor: BorrowedFd<'_>) -> Result<File> {
 /// Reports whether a standard descriptor was closed when this process started.
 pub(super) fn was_closed(number: RawFd) -> bool {
     (0..=2).contains(&number) && CLOSED.load(Ordering::Relaxed) & 1 << number != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use rustix::io::fcntl_getfd;
+
+    use super::*;
+
+    /// `rdcp --watch` asks for the descriptor of its report at each copy.
+    #[test]
+    fn a_descriptor_is_given_more_than_once_and_not_passed_on() {
+        let file = tempfile::tempfile().expect("a file");
+        let number = file.as_raw_fd();
+        assert_eq!(given(number).expect_err("its own").raw_os_error(), Some(libc::EBADF));
+        fcntl_setfd(&file, FdFlags::empty()).expect("it is open");
+        for _ in 0..2 {
+            assert!(given(number).is_ok());
+            assert_eq!(fcntl_getfd(&file), Ok(FdFlags::CLOEXEC));
+        }
+    }
 }

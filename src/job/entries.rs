@@ -44,15 +44,17 @@ impl Job {
         Ok(())
     }
 
-    /// Takes entries that an end of a hop reports.
+    /// Takes entries that an end of a hop reports. Only the end that makes or compares them may do so: the source's host
+    /// must not decide what is said of the destination.
     pub(super) fn hear_entries(&mut self, hop: usize, side: Side, mut entries: Vec<Entry>) {
         let (end, host) = (self.hops[hop].ends[side as usize], self.hops[hop].host(side));
         if let Some(root) = &self.hops[hop].root {
             entries.iter_mut().for_each(|entry| entry.place_in(root));
         }
+        let is_maker = self.hops[hop].sides().last() == Some(&side);
         let untaken = &mut self.hops[hop].untaken[side as usize];
         match &self.entries {
-            Some(queue) if *untaken < WINDOW => {
+            Some(queue) if is_maker && *untaken < WINDOW => {
                 *untaken += 1;
                 // Fails only if the thread has failed, which it has posted.
                 let _ = queue.send((end, entries));

@@ -52,7 +52,7 @@ pub enum Event<'a> {
     Copied(Copied),
     /// rdcp to several hosts: the name by which rdcp --join adds a host.
     Job(Job),
-    /// rdcp and rdpipe to several hosts: the state of a host has changed.
+    /// rdcp and rdpipe to several hosts: the state of a host has changed, or the host that sends to it.
     Host(Host),
     /// rdcp and rdpipe to several hosts, every second: progress of all hosts.
     Hosts(Hosts),
@@ -231,7 +231,9 @@ pub enum NoticeCode {
     LinkRestored,
     /// One of several paths between the hosts has failed; `reason` names it. The others carry the data.
     RailLeft,
-    /// The failed path is used again.
+    /// One of several paths between the hosts has become too slow; `reason` names it. The others carry the data.
+    RailSlow,
+    /// The path that had failed or was too slow is used again.
     RailBack,
 }
 
@@ -245,6 +247,7 @@ impl<'a> Notice<'a> {
             SessionNotice::LinkLost => (NoticeCode::LinkLost, None),
             SessionNotice::LinkRestored => (NoticeCode::LinkRestored, None),
             SessionNotice::RailLeft(..) => (NoticeCode::RailLeft, None),
+            SessionNotice::RailSlow(..) => (NoticeCode::RailSlow, None),
             SessionNotice::RailBack(..) => (NoticeCode::RailBack, None),
         };
         Self { notice: code, lane, reason }

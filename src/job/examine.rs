@@ -10,7 +10,7 @@ use super::{HERE, Job, STOP_MAX, Setup};
 use crate::control::endpoints;
 use crate::control::frames::{self, Message};
 use crate::fault::{Exit, Failure, escaped};
-use crate::measure::probe::{Attempt, ProbeRequest, decode_attempts};
+use crate::measure::probe::{Attempt, ProbeRequest, ProbeTargets, decode_attempts};
 use crate::measure::{self, Facts, Path, Speed, gather};
 use crate::options::TransferOptions;
 
@@ -19,6 +19,9 @@ pub(crate) mod many;
 
 /// How long an end may take to report facts about its host, or to try all ports.
 const EXAMINE_MAX: Duration = Duration::from_secs(10);
+
+/// Outcome of trying ports; an error says why none was opened.
+type Tried = Result<Vec<Attempt>, String>;
 
 /// Why a host could not be examined.
 pub(crate) struct NoWay {
@@ -91,8 +94,8 @@ impl Examiner {
             agent_micros: answered_after.as_micros() as u64,
             ..Path::default()
         };
-        path.to_there = Some(self.try_ports(HERE, there, &path.here, &path.there, is_one_machine)?);
-        path.to_here = Some(self.try_ports(there, HERE, &path.there, &path.here, is_one_machine)?);
+        path.to_there = Some(self.try_ports([HERE, there], &path)?);
+        path.to_here = Some(self.try_ports([there, HERE], &path)?);
         Ok(path)
     }
 
@@ -104,33 +107,53 @@ impl Examiner {
         }
     }
 
-    /// Has `to` open a probe and `from` try it. The inner error says why there was no probe.
-    fn try_ports(
-        &mut self,
-        from: usize,
-        to: usize,
-        from_facts: &Facts,
-        to_facts: &Facts,
-        is_one_machine: bool,
-    ) -> Result<Result<Vec<Attempt>, String>, Failure> {
-        let ports = self.ports.as_ref().map(|ports| (*ports.start(), *ports.end()));
-        self.job.send(to, Message::OpenProbe { ports });
-        let targets = match self.job.answer(to, EXAMINE_MAX)? {
-            Message::ProbeOpened(bytes) => measure::decode(&bytes).ok_or_else(|| self.job.unexpected(to))?,
-            Message::Failed(fault) => return Ok(Err(escaped(OsStr::new(&fault.detail)))),
-            _ => return Err(self.job.unexpected(to)),
+    /// Has the second host open a probe, and the first try it. One of them is this host.
+    fn try_ports(&mut self, [from, to]: [usize; 2], path: &Path) -> Result<Tried, Failure> {
+        let open = self.open_probe();
+        self.job.send(to, open);
+        let answer = self.job.answer(to, EXAMINE_MAX)?;
+        let targets = match self.opened(to, answer)? {
+            Ok(targets) => targets,
+            Err(reason) => return Ok(Err(reason)),
         };
-        let mut request = ProbeRequest::new(from_facts, to_facts, is_one_machine, targets);
+        let request = self.request([from, to], path, targets);
+        self.job.send(from, Message::Probe(measure::encode(&request)));
+        let answer = self.job.answer(from, EXAMINE_MAX)?;
+        self.attempts(from, answer)
+    }
+
+    /// Returns the question that has a host open a probe.
+    fn open_probe(&self) -> Message {
+        Message::OpenProbe { ports: self.ports.as_ref().map(|ports| (*ports.start(), *ports.end())) }
+    }
+
+    /// Returns where a host has opened its probe, or why it has none, by its answer.
+    fn opened(&self, host: usize, answer: Message) -> Result<Result<ProbeTargets, String>, Failure> {
+        match answer {
+            Message::ProbeOpened(bytes) => Ok(Ok(measure::decode(&bytes).ok_or_else(|| self.job.unexpected(host))?)),
+            Message::Failed(fault) => Ok(Err(escaped(OsStr::new(&fault.detail)))),
+            _ => Err(self.job.unexpected(host)),
+        }
+    }
+
+    /// Returns the request that has the first host try the probe of the second. One of them is this host.
+    fn request(&self, [from, to]: [usize; 2], path: &Path, targets: ProbeTargets) -> ProbeRequest {
+        let facts = |host: usize| if host == HERE { &path.here } else { &path.there };
+        let mut request = ProbeRequest::new(facts(from), facts(to), path.is_one_machine, targets);
         if from == HERE
             && let Some(address) = self.job.remote(to).and_then(Remote::reached_at).filter(endpoints::is_public)
         {
             request.also(address);
         }
-        self.job.send(from, Message::Probe(measure::encode(&request)));
-        match self.job.answer(from, EXAMINE_MAX)? {
-            Message::Probed(bytes) => Ok(Ok(decode_attempts(&bytes).ok_or_else(|| self.job.unexpected(from))?)),
+        request
+    }
+
+    /// Returns what a host's attempts came to, by its answer.
+    fn attempts(&self, host: usize, answer: Message) -> Result<Tried, Failure> {
+        match answer {
+            Message::Probed(bytes) => Ok(Ok(decode_attempts(&bytes).ok_or_else(|| self.job.unexpected(host))?)),
             Message::Failed(fault) => Ok(Err(escaped(OsStr::new(&fault.detail)))),
-            _ => Err(self.job.unexpected(from)),
+            _ => Err(self.job.unexpected(host)),
         }
     }
 

@@ -62,9 +62,14 @@ pub(crate) fn post_in_turn(post: &Post, host: usize, message: Message) {
     let _ = post.send((host, Heard::Message(message)));
 }
 
+/// Longest pause before looking again whether it is the turn of a report. Many agents may be waiting.
+const TURN_PAUSE_MAX: Duration = Duration::from_millis(50);
+
 fn await_turn(post: &Post) {
+    let mut pause = Duration::from_millis(1);
     while post.len() > HEARD_MAX && !post.is_disconnected() {
-        std::thread::sleep(Duration::from_millis(1));
+        std::thread::sleep(pause);
+        pause = TURN_PAUSE_MAX.min(2 * pause);
     }
 }
 
@@ -688,4 +693,28 @@ fn other_version(hello: &Hello, label: &str) -> Option<Failure> {
                  {ours} ({MAJOR}.{MINOR}); install the same release, or choose another with --agent"
         ))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::resource::{UsageWho, getrusage};
+
+    use super::*;
+
+    #[test]
+    fn who_waits_long_for_its_turn_looks_seldom() {
+        let (post, heard) = flume::unbounded();
+        (0..=HEARD_MAX).for_each(|side| post.send((side, Heard::Gone)).expect("room"));
+        let waiting = std::thread::spawn(move || {
+            let sleeps = || getrusage(UsageWho::RUSAGE_THREAD).expect("figures").voluntary_context_switches();
+            let before = sleeps();
+            await_turn(&post);
+            sleeps() - before
+        });
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(!waiting.is_finished(), "nothing has been taken");
+        drop(heard);
+        let sleeps = waiting.join().expect("no panic");
+        assert!(sleeps <= 30, "{sleeps} times");
+    }
 }

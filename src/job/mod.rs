@@ -620,7 +620,9 @@ impl Job {
         let is_ours_missing = missing.any(|side| hop.host(*side) == HERE);
         let has_failed = hop.reports.iter().flatten().any(|report| report.fault.is_some());
         let is_removing = hop.removes && hop.report(Side::From).is_none();
-        since.elapsed() > SECOND_MAX && (!is_ours_missing && !is_removing || has_failed)
+        // Its last entries may still be on their way, over a slow line.
+        let is_listing = self.entries.is_some() && hop.report(Side::To).is_none();
+        since.elapsed() > SECOND_MAX && (!is_ours_missing && !is_removing && !is_listing || has_failed)
     }
 
     /// Asks a host a question, and waits for the answer.

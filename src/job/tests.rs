@@ -1,6 +1,7 @@
 //! How a job handles what it receives.
 
 use super::*;
+use crate::control::frames::{Fault, Report};
 use crate::job::launching::Otherwise;
 
 /// Returns a job whose hosts are not started.
@@ -57,6 +58,51 @@ fn a_host_that_floods_a_tunnel_is_lost_alone() {
     }
     let Some(Update::Gone(lost, Some(failure))) = job.updates.pop_front() else { panic!("nobody is lost") };
     assert_eq!((lost, failure.exit, sent), (hosts[0], Exit::Protocol, 33));
+}
+
+/// Returns a job with two hosts and a hop between them.
+fn job_with_hop() -> (Job, [usize; 2], usize) {
+    let mut job = job();
+    let hosts = ["from", "to"].map(|name| job.host(OsStr::new(name)).expect("a host"));
+    let hop = job.add(Hop::new(hosts, ["from".to_owned(), "to".to_owned()], [0, 1], false, &job.setup));
+    (job, hosts, hop)
+}
+
+/// What the receiver lists may take longer on a slow line than an end may take to report its outcome.
+#[test]
+fn a_receiver_that_lists_entries_is_awaited() {
+    for (lists, is_lost, has_failed) in
+        [(false, false, false), (true, false, false), (true, true, false), (true, false, true)]
+    {
+        let (mut job, [_, to], hop) = job_with_hop();
+        if lists {
+            job.take_entries(Box::new(|_| Ok(()))).expect("a thread");
+        }
+        let fault = has_failed.then(|| Fault::plain(Exit::Source.code(), "gone"));
+        job.hops[hop].note_ended(Side::From, Report { fault, ..Report::default() });
+        job.hops[hop].ended_since = Instant::now().checked_sub(2 * SECOND_MAX);
+        job.hosts[to].gone = is_lost;
+        assert_eq!(job.is_settled(hop), !lists || is_lost || has_failed, "{lists} {is_lost} {has_failed}");
+    }
+}
+
+/// What stands at the destination is known there alone. A copy within a host has only one end.
+#[test]
+fn a_sender_that_lists_entries_is_lost() {
+    for (side, is_within) in [(Side::From, false), (Side::To, false), (Side::From, true)] {
+        let (mut job, [from, to], mut hop) = job_with_hop();
+        if is_within {
+            hop = job.add(Hop::within(to, "to".to_owned(), 2));
+        }
+        job.take_entries(Box::new(|_| Ok(()))).expect("a thread");
+        job.hear_end(hop, side, Message::Entries(Vec::new()));
+        let is_refused = side == Side::From && !is_within;
+        assert_eq!(job.hosts.iter().filter(|host| host.gone).count(), usize::from(is_refused), "{side:?} {is_within}");
+        if is_refused {
+            let Some(Update::Gone(lost, Some(failure))) = job.updates.pop_front() else { panic!("nobody is lost") };
+            assert_eq!((lost, failure.exit), (from, Exit::Protocol));
+        }
+    }
 }
 
 /// The job may wait for the reader of its output for days.

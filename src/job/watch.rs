@@ -127,8 +127,7 @@ impl SourceWatch {
     pub(crate) fn next(&mut self, deadline: Instant) -> Result<Option<Touched>, Failure> {
         while let Some(update) = self.job.next(deadline) {
             match update {
-                Update::Host(host, Message::Changed(directories)) => {
-                    self.asked.remove(&host);
+                Update::Host(host, Message::Changed(directories)) if self.asked.remove(&host) => {
                     let directories = directories.filter(|_| !self.has_several);
                     let touched = directories.map(|some| some.into_iter().map(Into::into).collect());
                     return Ok(Some(touched));
@@ -240,6 +239,17 @@ pub(crate) mod tests {
             assert_eq!(failure.message.as_deref(), Some("cannot watch d: too many"));
             assert_eq!(failure.site.expect("a site").errno, libc::ENOSPC);
         }
+    }
+
+    /// Otherwise a host could have one copy made after the other, without a pause.
+    #[test]
+    fn a_change_that_was_not_asked_for_ends_the_watch() {
+        let mut watch = without_room();
+        let changed = || Update::Host(HERE, Message::Changed(None));
+        watch.job.updates = VecDeque::from([changed(), changed()]);
+        watch.asked.insert(HERE);
+        assert_eq!(watch.next(Instant::now()).expect("asked for"), Some(None));
+        assert_eq!(watch.next(Instant::now()).expect_err("not asked for").exit, Exit::Protocol);
     }
 
     #[test]

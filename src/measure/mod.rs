@@ -65,6 +65,8 @@ pub struct Path {
     pub is_one_machine: bool,
     /// Time until the agent on the other host had answered, in microseconds.
     pub agent_micros: u64,
+    /// Whether there was no time to try ports.
+    pub is_untried: bool,
     /// Outcome of connecting to ports that were opened on the other host; an error says why no port could be opened.
     pub to_there: Option<Result<Vec<Attempt>, String>>,
     /// Outcome of connecting from the other host to ports that were opened here.

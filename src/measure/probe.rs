@@ -35,6 +35,9 @@ const ATTEMPTS_MAX: usize = 8;
 /// Maximum number of pairs of RDMA addresses that are tried.
 const PAIRS_MAX: usize = 4;
 
+/// Maximum number of hosts that may try one probe over RDMA at once, so that its listeners reject none of them.
+pub const RDMA_HOSTS_MAX: usize = rdma::HALF_OPEN_MAX / PAIRS_MAX;
+
 /// How often an open probe checks whether it was closed.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 

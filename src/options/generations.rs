@@ -31,7 +31,7 @@ pub struct Generations {
     #[n(1)]
     pub snapshot: Option<ByteVec>,
     /// Link or copy files within the destination that were moved or renamed at the source (found by size and time,
-    /// proven by digest); --delete then deletes at the end; not with --in-place or --append-verify
+    /// proven by digest); --delete then deletes at the end; not with --snapshot, --in-place or --append-verify
     // A file that is being appended to might be linked to another name at the same moment. Files that `--link-dest` and
     // `--snapshot` link to are not appended to, because they have other names or are in another directory.
     #[arg(long, requires = "sync", conflicts_with_all = ["in_place", "append_verify"])]
@@ -78,6 +78,23 @@ impl Generations {
         Ok(())
     }
 
+    /// Returns why an option makes no sense beside `--snapshot`, if one is given that does not.
+    pub fn refused(&self, has_backup_dir: bool, existing: bool) -> Option<&'static str> {
+        self.snapshot.as_ref()?;
+        match () {
+            () if has_backup_dir => {
+                Some("--backup-dir has nothing to back up with --snapshot, which overwrites nothing; leave one out")
+            }
+            () if existing => {
+                Some("--existing creates no files, and --snapshot always creates a new generation; leave one out")
+            }
+            () if self.find_moves => {
+                Some("--find-moves searches DST, and with --snapshot that is a new, empty generation; leave one out")
+            }
+            () => None,
+        }
+    }
+
     /// Reports whether files at the destination may be hard links to files of other copies. Such files are not changed.
     pub fn share_files(&self) -> bool {
         !self.link_dest.is_empty() || self.snapshot.is_some()
@@ -99,4 +116,26 @@ fn snapshot() -> impl TypedValueParser<Value = ByteVec> {
             false => Err("must be a single name without a slash, and not latest"),
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_new_generation_has_no_use_for_is_refused_beside_it() {
+        let plain = Generations { find_moves: true, ..Generations::default() };
+        let new = Generations { snapshot: Some(b"one".to_vec().into()), ..Generations::default() };
+        let moves = Generations { find_moves: true, ..new.clone() };
+        for (generations, others, option) in [
+            (&new, (true, false), "--backup-dir "),
+            (&new, (false, true), "--existing "),
+            (&moves, (false, false), "--find-moves "),
+        ] {
+            let refused = generations.refused(others.0, others.1).expect(option);
+            assert!(refused.starts_with(option) && refused.contains("--snapshot"), "{refused}");
+        }
+        assert_eq!(new.refused(false, false), None);
+        assert_eq!(plain.refused(true, true), None);
+    }
 }

@@ -118,7 +118,7 @@ impl FromArgMatches for Rules {
 /// Adds the rules in a file, which is read as rsync reads one. `end` is the byte that ends each rule, unless the file
 /// has only lines.
 fn read_rules(rules: &mut Vec<Rule>, file: &OsStr, is_include: bool, end: u8) -> Result<(), String> {
-    let text = read_bounded(file, RULES_FILE_BYTES_MAX)?;
+    let text = read_bounded(file, RULES_FILE_BYTES_MAX, "; use fewer patterns, with more wildcards")?;
     if end != 0 && text.contains(&0) {
         return Err("zero byte in a pattern; use -0 if zero bytes end the patterns".to_owned());
     }
@@ -132,8 +132,8 @@ fn read_rules(rules: &mut Vec<Rule>, file: &OsStr, is_include: bool, end: u8) ->
 ///
 /// # Errors
 ///
-/// Fails if the file cannot be read, or is longer than `bytes_max`.
-pub(crate) fn read_bounded(file: &OsStr, bytes_max: u64) -> Result<Vec<u8>, String> {
+/// Fails if the file cannot be read, or is longer than `bytes_max`; `advice` is what to do then.
+pub(crate) fn read_bounded(file: &OsStr, bytes_max: u64, advice: &str) -> Result<Vec<u8>, String> {
     let mut text = Vec::new();
     let read = match file.as_bytes() {
         b"-" => std::io::stdin().take(bytes_max + 1).read_to_end(&mut text),
@@ -142,7 +142,7 @@ pub(crate) fn read_bounded(file: &OsStr, bytes_max: u64) -> Result<Vec<u8>, Stri
     // The wording of all other messages.
     read.map_err(|error| error.to_string().replace("(os error ", "(errno "))?;
     let is_whole = text.len() as u64 <= bytes_max;
-    if is_whole { Ok(text) } else { Err(format!("larger than {} MiB", bytes_max >> 20)) }
+    if is_whole { Ok(text) } else { Err(format!("larger than {} MiB{advice}", bytes_max >> 20)) }
 }
 
 fn add_lines_of_rules(rules: &mut Vec<Rule>, text: &[u8], is_include: bool, end: u8) {
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_not_there_is_said_as_everywhere() {
-        let said = read_bounded(OsStr::new("/nowhere/at/all"), 1).expect_err("not there");
+        let said = read_bounded(OsStr::new("/nowhere/at/all"), 1, "").expect_err("not there");
         assert!(said.ends_with("(errno 2)"), "{said}");
     }
 

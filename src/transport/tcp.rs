@@ -20,6 +20,7 @@ use rustix::net::sockopt;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, recvmsg, sendmsg};
 
 pub use self::from::connect_from;
+pub use self::info::round_trip_min;
 pub use self::listen::listen;
 use self::records::{RECORD_BYTES_MAX, set_chunks};
 pub(crate) use self::records::{Record, control_record, next_record};

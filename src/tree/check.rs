@@ -18,7 +18,7 @@ use flume::{Sender, bounded};
 use minicbor::{Decode, Encode};
 use rd_proto::control::IoFact;
 use rd_proto::tree::DEPTH_MAX;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, major, minor, openat, readlinkat, statat};
+use rustix::fs::{AtFlags, FileType, OFlags, Stat, fstat, major, minor, readlinkat, statat};
 use rustix::io::Errno;
 
 use super::Fault;
@@ -29,7 +29,7 @@ use super::manifest::{Entry, Kind, ManifestError, Reader, order};
 use super::names::Names;
 use super::walk::INLINE_BYTES_MAX;
 use crate::fs::partial::for_each_of_kind;
-use crate::fs::{here, io_fact, plain_fact};
+use crate::fs::{here, io_fact, is_regular, open_quietly, plain_fact};
 
 /// How an entry differs from its line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
@@ -59,7 +59,7 @@ pub enum Aspect {
     /// The numbers of a device.
     #[n(7)]
     Device,
-    /// The contents, at the same size.
+    /// The contents of a file that had the right size when it was opened.
     #[n(8)]
     Contents,
 }
@@ -154,24 +154,28 @@ pub fn check(
 ) -> Result<Checked, CheckError> {
     crate::fs::raise_open_files();
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let top = openat(here(), directory, flags, Mode::empty())
+    let top = open_quietly(here(), directory, flags)
         .map_err(|error| CheckError::Directory(io_fact(directory.as_os_str(), error)))?;
     let threads = contents::threads(medium);
     let checker = Checker::new(directory, medium, stop, tell);
     let (jobs, queue) = bounded(4 * threads);
     std::thread::scope(|scope| {
-        for _ in 0..threads {
+        for number in 0..threads {
             let (checker, queue) = (&checker, queue.clone());
             let is_stopped = || checker.is_stopped();
+            // Reading from the disk itself waits for it, whether the tree is cold or not.
+            let ahead = (medium == Medium::Cache).then_some(&checker.ahead);
             let read = move || {
-                contents::work(&queue, checker.ahead.as_ref(), is_stopped, |expected, _, found| {
-                    checker.take(expected, found)
-                });
+                contents::work(&queue, ahead, is_stopped, |entry, file, found| checker.take(&entry, file, found));
             };
-            if let Err(error) = std::thread::Builder::new().name("check".to_owned()).spawn_scoped(scope, read) {
-                let fact = plain_fact(directory.as_os_str(), &format!("cannot start a thread to read with: {error}"));
-                checker.has_failed.store(true, Relaxed);
-                return Err(CheckError::Directory(fact));
+            match std::thread::Builder::new().name("check".to_owned()).spawn_scoped(scope, read) {
+                Ok(_) => {}
+                // Fewer threads are enough.
+                Err(_) if number > 0 => break,
+                Err(error) => {
+                    let reason = format!("cannot start a thread to read with: {error}");
+                    return Err(CheckError::Directory(plain_fact(directory.as_os_str(), &reason)));
+                }
             }
         }
         drop(queue);
@@ -190,8 +194,8 @@ struct Checker<'a> {
     tell: Tell<'a>,
     totals: Mutex<Checked>,
     has_failed: AtomicBool,
-    /// Reads ahead if the tree is cold. Not needed for reading from the disk itself, which enough threads do.
-    ahead: Option<Ahead>,
+    /// Reads ahead if the tree is cold. Contents that are read from the disk itself are left to the threads that do so.
+    ahead: Ahead,
 }
 
 /// A directory that is being walked.
@@ -205,19 +209,10 @@ struct Level {
     path_bytes: usize,
 }
 
-/// What is expected of a file that is being read, beside its descriptor.
-struct Expected {
-    path: Vec<u8>,
-    size: u64,
-    digest: [u8; 32],
-    /// Other aspects in which the file differs.
-    aspects: Vec<Aspect>,
-}
-
 impl<'a> Checker<'a> {
     fn new(directory: &'a Path, medium: Medium, stop: &'a AtomicBool, tell: Tell<'a>) -> Self {
         let (totals, has_failed) = Default::default();
-        let ahead = (medium == Medium::Cache).then(|| Ahead::new(INLINE_BYTES_MAX, false));
+        let ahead = Ahead::new(INLINE_BYTES_MAX, false);
         Self { directory, medium, stop, tell, totals, has_failed, ahead }
     }
 
@@ -238,7 +233,7 @@ impl<'a> Checker<'a> {
     }
 
     /// Walks the directory and the manifest side by side.
-    fn walk(&self, manifest: impl BufRead, top: OwnedFd, jobs: &Sender<Job<Expected>>) -> Result<(), CheckError> {
+    fn walk(&self, manifest: impl BufRead, top: OwnedFd, jobs: &Sender<Job<Entry>>) -> Result<(), CheckError> {
         let mut manifest = Reader::new(manifest)?;
         let next = |manifest: &mut Reader<_>| -> Result<Option<Entry>, ManifestError> {
             let entry = manifest.next()?;
@@ -263,9 +258,10 @@ impl<'a> Checker<'a> {
                 continue;
             };
             let name: CString = name.into();
-            if let Some(ahead) = self.ahead.as_ref().filter(|ahead| ahead.is_on()) {
-                let (names, how) = ((&level.names, level.passed), (true, ENTRIES_OF_DIRECTORY));
-                ahead.look(&level.directory, names, &mut level.handed_out, how, |_, _| false);
+            if self.ahead.is_on() {
+                let how = (self.medium == Medium::Cache, ENTRIES_OF_DIRECTORY);
+                let names = (&level.names, level.passed);
+                self.ahead.look(&level.directory, names, &mut level.handed_out, how, |_, _| false);
             }
             level.names.advance().map_err(|error| self.unlisted(&path, error))?;
             level.passed += 1;
@@ -292,6 +288,8 @@ impl<'a> Checker<'a> {
                         levels.push(level);
                         None
                     }
+                    // There is no room for its names, which says nothing about the directory.
+                    Err(fault @ Fault::Explained(..)) => return Err(self.unlisted(&path, fault)),
                     Err(fault) => Some(fault.errno().unwrap_or(Errno::IO)),
                 },
                 Ok(None) => None,
@@ -339,9 +337,9 @@ impl<'a> Checker<'a> {
         level: &Level,
         name: &CStr,
         entry: Entry,
-        jobs: &Sender<Job<Expected>>,
+        jobs: &Sender<Job<Entry>>,
     ) -> Result<Option<OwnedFd>, Errno> {
-        let pace = self.ahead.as_ref().map(|ahead| (ahead, Pace::begin()));
+        let mut pace = Pace::begin();
         let stat = statat(&level.directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
         let mut aspects = aspects(&entry, &stat);
         if aspects.first() == Some(&Aspect::Type) {
@@ -350,7 +348,7 @@ impl<'a> Checker<'a> {
         }
         let open = |flags| {
             let flags = flags | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            openat(&level.directory, name, flags, Mode::empty())
+            open_quietly(&level.directory, name, flags)
         };
         let mut entered = None;
         match entry.kind {
@@ -366,18 +364,15 @@ impl<'a> Checker<'a> {
                 }
             }
             // A file of another length differs anyway.
-            Kind::File { size, digest } if stat.st_size as u64 == size => {
+            Kind::File { size, .. } if stat.st_size as u64 == size => {
                 let file = open(OFlags::empty())?;
-                // Another file may have taken its place.
-                if crate::fs::identity(&fstat(&file)?) != crate::fs::identity(&stat) {
+                // A device or a FIFO may have taken its place.
+                if !is_regular(&fstat(&file)?) {
                     return Err(Errno::STALE);
                 }
                 // Measured before this thread waits for the threads that read.
-                if let Some((ahead, mut pace)) = pace {
-                    ahead.passed(&mut pace);
-                }
-                let expected = Expected { path: entry.path, size, digest, aspects };
-                contents::read(jobs, file, size, self.medium, expected);
+                self.ahead.passed(&mut pace);
+                contents::read(jobs, file, size, self.medium, entry);
                 return Ok(None);
             }
             _ => {}
@@ -386,18 +381,27 @@ impl<'a> Checker<'a> {
         Ok(entered)
     }
 
-    /// Compares the digest of a file that has been read, or reports why it could not be read.
-    fn take(&self, mut expected: Expected, found: Result<blake3::Hash, Errno>) {
+    /// Compares a file that has been read with its line, or reports why it could not be read. Its inode is compared
+    /// only now: a file that was written to meanwhile has another time, which tells it from a damaged one.
+    fn take(&self, entry: &Entry, file: &OwnedFd, found: Result<blake3::Hash, Errno>) {
+        let Kind::File { size, digest } = entry.kind else { return };
+        let stat = match fstat(file) {
+            Ok(stat) => stat,
+            Err(error) => return self.fail(&entry.path, error),
+        };
+        let mut differs = aspects(entry, &stat);
         match found {
             Ok(found) => {
-                crate::locked(&self.totals).bytes += expected.size;
-                if *found.as_bytes() != expected.digest {
-                    expected.aspects.push(Aspect::Contents);
+                crate::locked(&self.totals).bytes += size;
+                if *found.as_bytes() != digest {
+                    differs.push(Aspect::Contents);
                 }
-                self.differs(&expected.path, expected.aspects);
             }
-            Err(error) => self.fail(&expected.path, error),
+            // It has become shorter. A disk that cannot read a sector may give the same error.
+            Err(Errno::NODATA) if (stat.st_size as u64) < size => {}
+            Err(error) => return self.fail(&entry.path, error),
         }
+        self.differs(&entry.path, differs);
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use blake3::Hash;
 use flume::{Receiver, Sender};
-use memmap2::MmapMut;
+use memmap2::{Advice, MmapMut};
 use rustix::fs::OFlags;
 use rustix::io::{Errno, pread, retry_on_intr};
 
@@ -96,6 +96,8 @@ pub(super) fn work<T>(
     done: impl Fn(T, &OwnedFd, Result<Hash, Errno>),
 ) {
     let mut buffer = MmapMut::map_anon(RANGE_BYTES);
+    // If another thread forks during a direct read, the data may go to the child's copy of a page (open(2)).
+    let _ = buffer.as_ref().map(|buffer| buffer.advise(Advice::DontFork));
     for (contents, at) in queue.iter() {
         if is_stopped() || !contents.is_wanted() {
             continue;
@@ -129,7 +131,8 @@ impl<T> Contents<T> {
         if self.left.fetch_sub(length as u64, AcqRel) > length as u64 {
             return Ok(None);
         }
-        whole.map_or_else(|| self.digest.finish_from(&self.file), Ok).map(Some)
+        // All ranges have been read. Only what there was no room to remember is read again.
+        whole.map_or_else(|| self.digest.finish_from(&self.file, || false), Ok).map(Some)
     }
 
     /// Hashes a range. Returns the file's digest if the file is no longer than one range.

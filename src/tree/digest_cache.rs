@@ -20,6 +20,7 @@
 //! * A process that uses the file holds a shared lock on it. A process that makes the file anew holds an exclusive
 //!   lock. No process waits for a lock.
 //! * Only the file's owner may write to it.
+//! * A copy that uses the file neither sends, replaces nor deletes it, unless it is named as SRC.
 
 use std::ffi::OsStr;
 use std::fs::{DirBuilder, File};
@@ -41,7 +42,7 @@ use rustix::process::geteuid;
 
 use crate::fault::printable;
 use crate::fs::accounts::own_home;
-use crate::fs::{OwnerAccess, hash16, here, is_regular, plain_fact, read_up_to};
+use crate::fs::{Identity, OwnerAccess, hash16, here, identity, is_regular, plain_fact, read_up_to};
 use crate::options::TreeOptions;
 
 /// First bytes of the file. The last number is the version of the format.
@@ -91,6 +92,9 @@ const TIMEKEEPERS: [u32; 11] = [
     0x00c3_6400,
     0x0bd0_0bd0,
 ];
+
+/// Why an entry of the copy is not made where the cache is.
+pub(super) const IS_CACHE: &str = "is the cache of digests that this copy uses; exclude it, or use another FILE";
 
 /// Maximum number of attempts to open the cache while another process may be making it.
 const TRIES_MAX: u64 = 40;
@@ -153,6 +157,9 @@ impl OfBlocks {
 #[derive(Debug)]
 pub(super) struct DigestCache {
     file: File,
+    identity: Identity,
+    /// The only name of the file, in its directory.
+    name: Vec<u8>,
     key: [u8; 32],
     state: Mutex<State>,
 }
@@ -246,7 +253,13 @@ impl DigestCache {
         }
         let buckets = std::iter::repeat_with(|| None).take(KEPT_BUCKETS).collect();
         let state = Mutex::new(State { buckets, ..State::default() });
-        Ok(Self { file, key: key.ok_or(Unusable::Busy)?, state })
+        let name = path.file_name().unwrap_or_default().as_bytes().to_vec();
+        Ok(Self { file, identity: identity(&stat), name, key: key.ok_or(Unusable::Busy)?, state })
+    }
+
+    /// Whether an entry is the cache itself. Only an entry that has its name is looked at, by `stat`.
+    pub fn is_at(&self, name: &[u8], stat: impl FnOnce() -> Result<Stat, Errno>) -> bool {
+        name == self.name && stat().is_ok_and(|stat| identity(&stat) == self.identity)
     }
 
     /// Returns the digest of a file with this metadata. `at` is the file or its directory. If it is on another file
@@ -587,6 +600,38 @@ mod tests {
         assert_eq!(of_blocks.finish(data.len() as u64), None, "blocks are missing");
         of_blocks.add(BLOCK_BYTES_MIN, rest);
         of_blocks.finish(data.len() as u64).expect("all blocks")
+    }
+
+    /// Its contents change while they are read. It belongs to its host, and the copy goes on using it.
+    #[test]
+    fn it_is_neither_sent_nor_replaced_nor_deleted() {
+        for is_local in [true, false] {
+            let scratch = sync_tests::scratch();
+            let at = |name: &str| scratch.path().join(name);
+            ["from", "to"].into_iter().for_each(|name| fs::create_dir(at(name)).expect("a directory"));
+            let copy = |cache: &str| {
+                let path = at(cache).into_os_string().into_encoded_bytes();
+                let digest_cache = Some(path.into());
+                let options = TreeOptions { checksum: true, delete: true, digest_cache, ..sync_tests::sync() };
+                sync_tests::copy(&at("from"), &at("to"), &options, is_local).1
+            };
+            fs::write(at("from/file"), "contents").expect("a file");
+            fs::write(at("to/cache"), "another").expect("a file");
+            fs::write(at("to/stale"), "").expect("a file");
+            let report = copy("from/cache");
+            assert_eq!(report.figures.failed, 0, "{is_local} {:?}", report.failures);
+            assert!(at("from/cache").exists() && at("to/file").exists() && !at("to/stale").exists());
+            assert_eq!(fs::read(at("to/cache")).expect("it"), b"another", "{is_local}");
+            ["from/cache", "to/cache"].into_iter().for_each(|name| fs::remove_file(at(name)).expect("ours"));
+            let report = copy("to/cache");
+            assert_eq!(report.figures.failed, 0, "{is_local} {:?}", report.failures);
+            let inode = || fs::metadata(at("to/cache")).expect("it is not deleted").ino();
+            let before = inode();
+            fs::write(at("from/cache"), "another").expect("a file");
+            let report = copy("to/cache");
+            let refused = report.failures.iter().filter(|fact| fact.detail == IS_CACHE.as_bytes()).count();
+            assert_eq!((refused, inode()), (1, before), "{is_local} {:?}", report.failures);
+        }
     }
 
     /// `-c` believes a cache with wrong digests, which shows that nothing is read. `--check` does not even open the

@@ -5,7 +5,7 @@
 //! permission, and setting an ACL changes the mode, so the mode comes after them. Times come last.
 
 use std::collections::BTreeSet;
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -312,10 +312,14 @@ impl Setter {
         self.has_less.load(Relaxed)
     }
 
-    /// Whether an attribute could not be set on an entry of this device, because the file system or this process can
-    /// never set it there.
-    pub fn is_impossible(&self, device: u64, name: &[u8]) -> bool {
-        has(&crate::locked(&self.impossible), device, name)
+    /// Whether an attribute, which an entry of this device lacks, can never be set there by this process, or is known to
+    /// no file system of this kind.
+    pub fn is_impossible(&self, entry: Object<'_>, device: u64, name: &[u8]) -> bool {
+        // A file system that has such attributes answers ENODATA.
+        let is_unknown = || CString::new(name).is_ok_and(|name| entry.xattr(&name, &mut [0]) == Err(Errno::OPNOTSUPP));
+        let is_impossible = has(&crate::locked(&self.impossible), device, name) || is_unknown();
+        self.has_less.fetch_or(is_impossible, Relaxed);
+        is_impossible
     }
 
     /// Records the attributes that could not be set on an entry.
@@ -411,9 +415,9 @@ impl Setter {
             }
             if current.was_there {
                 let goes = |name: &[u8]| !ACLS.contains(&name) && rights.may_remove(name) && !of_source(name);
-                applied.note(parts::ATTRIBUTES, remove_xattrs(object, goes, mode.is_some()));
+                applied.note(parts::ATTRIBUTES, remove_xattrs(object, goes));
             }
-            lost = set_xattrs(object, metadata.xattrs, |name| rights.may_set(name), mode.is_some(), &mut applied);
+            lost = set_xattrs(object, metadata.xattrs, |name| rights.may_set(name), &mut applied);
         }
         if let Some(mode) = mode {
             let mut mode = rights.mode(mode);
@@ -524,7 +528,6 @@ fn set_xattrs<'a>(
     object: Object<'_>,
     xattrs: Xattrs<'a>,
     may_set: impl Fn(&[u8]) -> bool,
-    may_open: bool,
     applied: &mut Applied,
 ) -> Vec<(&'a [u8], Errno)> {
     let mut lost = Vec::new();
@@ -536,7 +539,7 @@ fn set_xattrs<'a>(
             continue;
         }
         // A new file lacks write permission if the default ACL of its directory denies it to owners.
-        if let Err(error) = change_xattr(object, may_open, || object.set_xattr(name, value)) {
+        if let Err(error) = change_xattr(object, || object.set_xattr(name, value)) {
             lost.push((name, error));
             if is_acl {
                 // The entry must not keep an ACL that is not the source's.
@@ -624,9 +627,24 @@ mod tests {
             let applied = where_calls_fail(calls, libc::EOPNOTSUPP, apply);
             assert_eq!((applied.is_unsupported, applied.unset.is_none()), (true, is_impossible));
             assert!(setter.has_less());
-            assert_eq!(setter.is_impossible(stat.st_dev, b"user.test"), is_impossible);
-            let others = [(stat.st_dev, &b"user.other"[..]), (stat.st_dev ^ 1, &b"user.test"[..])];
-            assert!(others.into_iter().all(|(device, name)| !setter.is_impossible(device, name)));
+            let is_noted = |device, name: &[u8]| has(&crate::locked(&setter.impossible), device, name);
+            assert_eq!(is_noted(stat.st_dev, b"user.test"), is_impossible);
+            assert!(!is_noted(stat.st_dev, b"user.other") && !is_noted(stat.st_dev ^ 1, b"user.test"));
+        }
+    }
+
+    /// Otherwise each run would set it again, and `-n` would list every entry.
+    #[test]
+    fn an_attribute_that_the_file_system_does_not_know_is_no_difference() {
+        let file = tempfile::tempfile().expect("a file");
+        let device = fstat(&file).expect("it").st_dev;
+        for (error, is_impossible) in [(libc::EOPNOTSUPP, true), (libc::ENODATA, false)] {
+            let setter = Setter::new(false);
+            where_calls_fail(&[libc::SYS_fgetxattr], error, || {
+                let object = Object::Open(file.as_fd());
+                assert_eq!(setter.is_impossible(object, device, b"user.test"), is_impossible);
+            });
+            assert_eq!(setter.has_less(), is_impossible);
         }
     }
 
@@ -669,7 +687,8 @@ mod tests {
             setter.note_lost(Object::Open(file.as_fd()), &lost, Applied::default());
             setter.note_lost(Object::Open(file.as_fd()), &lost, Applied::default());
         }
-        let known = names.iter().filter(|name| setter.is_impossible(device, name.as_bytes())).count();
+        let noted = crate::locked(&setter.impossible);
+        let known = names.iter().filter(|name| has(&noted, device, name.as_bytes())).count();
         assert_eq!(known, IMPOSSIBLE_MAX);
     }
 }

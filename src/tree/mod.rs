@@ -142,6 +142,9 @@ const IS_UNKNOWN: &str = "has required metadata that this version does not suppo
 /// What a directory is said to do in which not everything was deleted, before how much.
 pub(crate) const KEEPS_SPARED: &str = "--max-delete keeps";
 
+/// What is reported of an entry that is no longer there when its turn comes, after its path. It is no failure.
+pub(crate) const HAS_VANISHED: &str = "disappeared before it was copied";
+
 /// Failure of DST if nothing was deleted there at the end. The caller does not count it as an entry that was not copied.
 pub(crate) const NOT_PRUNED: &str = "was not pruned: nothing was deleted, because not everything was copied";
 

@@ -102,8 +102,8 @@ const JOBS_PER_THREAD: usize = 4;
 /// chunks in flight.
 const SLOTS_MAX: usize = 256;
 
-/// Size, in bytes, of the blocks in which a partial file left by a killed transfer is compared. An incomplete block is
-/// sent again.
+/// Size, in bytes, of the blocks in which a partial file without holes left by a killed transfer is compared. An
+/// incomplete block is sent again.
 const BLOCK_BYTES: u64 = 16 << 20;
 
 /// How long to wait for a name that another transfer holds. A killed transfer releases its names within seconds.
@@ -241,7 +241,7 @@ impl TreeSink {
             is_local,
             awaits_proof,
             answer,
-            is_stopped: AtomicBool::new(false),
+            is_stopped: Arc::default(),
             is_trusted: AtomicBool::new(true),
             can_link_nameless: AtomicBool::new(true),
             cache,
@@ -293,12 +293,15 @@ impl TreeSink {
         };
         for _ in 0..threads {
             let (shared, queue) = (Arc::clone(&sink.shared), queue.clone());
-            let thread = std::thread::Builder::new()
-                .name("tree-write".to_owned())
-                .stack_size(256 << 10)
-                .spawn(move || work(&shared, &queue))
-                .map_err(|_| plain_fact(directory.as_os_str(), "cannot start a thread to write with"))?;
-            sink.threads.push(thread);
+            match crate::spawn("tree-write", 256 << 10, move || work(&shared, &queue)) {
+                Ok(thread) => sink.threads.push(thread),
+                // Fewer threads are enough.
+                Err(_) if !sink.threads.is_empty() => break,
+                Err(error) => {
+                    let reason = format!("cannot start a thread to write with: {error}");
+                    return Err(plain_fact(directory.as_os_str(), &reason));
+                }
+            }
         }
         Ok(sink)
     }
@@ -318,6 +321,12 @@ impl TreeSink {
             let is_kept_to = matches!(refused, Refused::Io(_));
             self.shared.is_trusted.fetch_and(is_kept_to, Relaxed);
         })
+    }
+
+    /// Returns a flag that, once set, makes the sink's current call end early. Only [`TreeSink::discard`] makes sense
+    /// after that.
+    pub fn stopper(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.shared.is_stopped)
     }
 
     /// Checks whether the sink can go on.
@@ -525,7 +534,7 @@ impl TreeSink {
             Record::Large { name: sent_name, metadata, item, size, is_sparse } => {
                 let name = directory.final_name(sent_name);
                 let path = directory.path(name);
-                let awaits_have = compared.is_some() || Record::awaits_have(size, is_sparse);
+                let awaits_have = compared.is_some() || Record::awaits_have(size);
                 let may_resume = awaits_have && (compared.is_some() || !shared.is_local);
                 let length = (size, is_sparse);
                 let large = Large::create(directory, name, &metadata, length, may_resume, compared);
@@ -560,8 +569,8 @@ impl TreeSink {
                 self.shared.answer_verdicts(number, vec![Verdict::Left]);
             }
             Record::Listed { .. } => self.shared.answer_verdicts(number, vec![Verdict::Same]),
-            Record::Large { name, item, size, is_sparse, .. } => {
-                if is_compared || Record::awaits_have(size, is_sparse) {
+            Record::Large { name, item, size, .. } => {
+                if is_compared || Record::awaits_have(size) {
                     self.shared.answer(Answer::nothing(item));
                 }
                 self.add_slot(item, size, Err(self.unkept(name, size)), Vec::new())?;

@@ -73,6 +73,9 @@ const CASES: &[Case] = &[
     ("rdrecv 1 k loc\tx", &["1", "k", "local file", "x"]),
 ];
 
+/// Line that begins completions in zsh.
+const COMPINIT: &str = "autoload -U compinit; compinit -u -D; PS1='$ '";
+
 /// Makes a home with hosts, files, and programs that record their arguments.
 fn prepare() -> Scratch {
     let scratch = Scratch::new();
@@ -123,10 +126,20 @@ fn prepare() -> Scratch {
 /// Starts a shell with the project's completions, at its prompt.
 fn shell(scratch: &Scratch, shell: &str) -> Session {
     let completions = format!("{}/docs/completions", env!("CARGO_MANIFEST_DIR"));
-    let (start, prepare) = match shell {
-        "bash" => ("bash --norc --noprofile -i", format!("for f in {completions}/*.bash; do . $f; done")),
-        "zsh" => ("zsh -f -i", format!("fpath=({completions} $fpath); autoload -U compinit; compinit -u -D; PS1='$ '")),
-        _ => ("fish -i", "true".to_owned()),
+    let prepare = match shell {
+        "bash" => format!("for f in {completions}/*.bash; do . $f; done"),
+        "zsh" => format!("fpath=({completions} $fpath); {COMPINIT}"),
+        _ => "true".to_owned(),
+    };
+    shell_after(scratch, shell, &prepare)
+}
+
+/// Starts a shell that has run a line, at its prompt.
+fn shell_after(scratch: &Scratch, shell: &str, prepare: &str) -> Session {
+    let start = match shell {
+        "bash" => "bash --norc --noprofile -i",
+        "zsh" => "zsh -f -i",
+        _ => "fish -i",
     };
     let at = |name: &str| scratch.join(name).display().to_string();
     let line = format!(
@@ -161,19 +174,24 @@ fn told(scratch: &Scratch, limit: Duration) -> Option<Vec<String>> {
     }
 }
 
+/// Types a line, and checks what the command is given.
+#[track_caller]
+fn is_completed(session: &mut Session, scratch: &Scratch, name: &str, (line, expected): &Case) {
+    // On a busy machine a host may be given up after the second that a user waits, so each line is tried several times.
+    let mut last = None;
+    let is_well = (0..4).any(|_| {
+        session.type_in(&format!("{line}\n"));
+        last = told(scratch, Duration::from_secs(10));
+        last.as_deref().is_some_and(|words| words == *expected)
+    });
+    assert!(is_well, "{name}: {line:?}: {last:?}, not {expected:?}");
+}
+
 fn in_shell(name: &str, others: &[Case]) {
     let scratch = prepare();
     let mut session = shell(&scratch, name);
-    for (line, expected) in CASES.iter().chain(others) {
-        // On a busy machine a host may be given up after the second that a user waits, so each
-        // line is tried several times.
-        let mut last = None;
-        let is_well = (0..4).any(|_| {
-            session.type_in(&format!("{line}\n"));
-            last = told(&scratch, Duration::from_secs(10));
-            last.as_deref().is_some_and(|words| words == *expected)
-        });
-        assert!(is_well, "{name}: {line:?}: {last:?}, not {expected:?}");
+    for case in CASES.iter().chain(others) {
+        is_completed(&mut session, &scratch, name, case);
     }
     // Lists are shown without anything that a name could do to the terminal, and nothing that is typed or read is run.
     session.type_in("rdcp near:t/\t\t\u{15}rdcp -oProxyCommand=x:t/\t\u{15}");
@@ -229,6 +247,27 @@ fn in_fish() {
         "fish",
         &[("rdcp 'near:t/dire\tx'", &["near:t/directory/x"]), ("rdcp 'near:t/two\tx", &["near:t/two  spaces", "x"])],
     );
+}
+
+/// Where no package has installed the scripts, a line in a start file of the shell is enough.
+#[test]
+fn the_lines_of_the_guide() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/guide/completions.md");
+    let page = fs::read_to_string(page).expect("the page");
+    for (name, line, before) in [
+        ("bash", "source <(rdma-pipe complete bash)", "true"),
+        ("zsh", "source <(rdma-pipe complete zsh)", COMPINIT),
+        ("fish", "rdma-pipe complete fish | source", "true"),
+    ] {
+        assert!(page.lines().any(|shown| shown == line), "{line}");
+        let scratch = prepare();
+        fs::remove_dir_all(scratch.join("home/.config/fish/completions")).expect("removed");
+        let mut session = shell_after(&scratch, name, &format!("{before}; {line}"));
+        let cases: [Case; 2] = [("rdcp nea\tx", &["near:x"]), ("rdsh nea\t", &["near"])];
+        cases.iter().for_each(|case| is_completed(&mut session, &scratch, name, case));
+        session.type_in("exit\n");
+        session.end().1.expect(0);
+    }
 }
 
 #[test]

@@ -422,12 +422,11 @@ fn the_report_goes_where_no_data_goes() {
     ended(rdpipe().args(["--json-fd", "9", "true"])).expect(1).one_line("rdpipe", &["--json-fd 9", "errno 9"]);
     let both = rdpipe().args(["--json-fd", "1", "--json=it", "true"]).output().expect("run");
     assert_eq!(both.status.code(), Some(1));
-    // A descriptor passed to the process.
+    // A descriptor passed to the process, but not to its commands.
     let report = scratch.join("report");
     let mut given = rdpipe();
-    let ran = in_shell(&format!("exec 3>{}; \"$@\"", report.display()), given.args(["--json-fd=3", "echo data"]))
-        .output()
-        .expect("run");
+    given.args(["--json-fd=3", "(echo stray >&3) 2>/dev/null; echo data"]);
+    let ran = in_shell(&format!("exec 3>{}; \"$@\"", report.display()), &given).output().expect("run");
     assert_eq!((ran.status.code(), &ran.stdout[..], &ran.stderr[..]), (Some(0), &b"data\n"[..], &b""[..]));
     let told: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(&report).expect("a report")).expect("one object");

@@ -187,6 +187,22 @@ fn both_ends_of_a_stream_can_have_one() {
     }
 }
 
+/// The end that writes a file tells of it.
+#[test]
+fn the_log_of_everything_has_each_file_once() {
+    let lab = Lab::new();
+    fs::create_dir(lab.join("src")).expect("a directory");
+    (0..3).for_each(|number| fs::write(lab.join(&format!("src/f{number}")), noise(100)).expect("a file"));
+    let mut arguments = words(&["-r", "-vvv", "src"]);
+    arguments.push(lab.there("h1", "copy"));
+    let ended = run(lab.command(rdcp(), "rsh", AGENT), &arguments);
+    let logged = ended.expect(0).stderr.lines().filter(|line| line.contains(" h1  trace  "));
+    let mut logged: Vec<&str> =
+        logged.filter_map(|line| line.split_once("  published ")?.1.rsplit('/').next()).collect();
+    logged.sort_unstable();
+    assert_eq!(logged, ["f0", "f1", "f2"], "{}", ended.stderr);
+}
+
 #[test]
 fn several_hosts_have_a_row_each() {
     let lab = Lab::new();

@@ -127,15 +127,21 @@ fn spans(events: &[Value], name: &str) -> (usize, usize) {
     (events.iter().filter(is_it).count(), hosts.len())
 }
 
-/// The trace of a run with a cut lane contains both ends.
+/// The trace of a run with a cut lane contains both ends, and so does the log of `-vv`. The page has the loss.
 pub fn a_trace_has_both_ends() {
     let lab = Lab::new();
     let source = lab.0.file("source", &noise(24 * CHUNK));
     let us = std::env::current_exe().expect("this program");
     let mut rdcp = lab.command(rdcp(), us.to_str().expect("a path in UTF-8"), AGENT);
     rdcp.env(launcher::IS_LAUNCHER, "1").env(launcher::CUT, "3000000").stdin(Stdio::null()).stdout(Stdio::null());
-    rdcp.args(["--bwlimit", "20M", "--trace"]).arg(lab.join("trace"));
-    Process::spawn(rdcp.arg(source).arg(at("h1", &lab.join("copy")))).wait().expect(0);
+    rdcp.args(["-vv", "--bwlimit", "20M", "--trace"]).arg(lab.join("trace"));
+    rdcp.arg("--report").arg(lab.join("page.html"));
+    let ended = Process::spawn(rdcp.arg(source).arg(at("h1", &lab.join("copy")))).wait();
+    let logged: Vec<&str> = ended.expect(0).stderr.lines().filter(|line| line.contains("lost lane 1.1")).collect();
+    let from_there = logged.iter().filter(|line| line.contains(" h1  debug  ")).count();
+    assert_eq!((logged.len(), from_there), (2, 1), "{}", ended.stderr);
+    let page = fs::read_to_string(lab.join("page.html")).expect("a page");
+    assert!(page.contains("lost connection 1.1"), "{page}");
     let (events, names) = trace(&lab.join("trace"));
     assert_eq!(names, ["this host", "h1"]);
     for (name, expected) in [

@@ -83,7 +83,7 @@ fn an_entry_that_a_late_host_cannot_make_is_its_own_failure() {
         assert!(ended.stderr.contains(part), "{part}: {}", ended.stderr);
     }
     assert!(!ended.stderr.contains("does not match the source"), "{}", ended.stderr);
-    assert!(!ended.stderr.contains("changed after the others"), "{}", ended.stderr);
+    assert!(!ended.stderr.contains("another version"), "{}", ended.stderr);
     lab.is_equal("src", "h1/src");
     for name in ["small2", "small9"] {
         let [there, here] = ["h2/src", "src"].map(|at| fs::read(lab.join(at).join(name)).expect("a file"));
@@ -92,6 +92,43 @@ fn an_entry_that_a_late_host_cannot_make_is_its_own_failure() {
     let failed = fs::read_to_string(lab.join("failed")).expect("a list");
     let hosts: Vec<&str> = failed.lines().filter(|line| !line.starts_with('#')).collect();
     assert!(hosts.len() == 2 && hosts.iter().all(|line| !line.starts_with("h1")), "{failed}");
+}
+
+/// A source that changes before a late host gets its copy from it: the hosts have different versions, so that host has
+/// failed.
+#[test]
+fn a_late_copy_of_a_source_that_has_changed_has_failed() {
+    let lab = Lab::new();
+    lab.tree("src", 1 << 20);
+    let wait = format!("while ! [ -e '{}' ]; do sleep 0.1; done", lab.join("go").display());
+    lab.script("late", &format!("case $1 in h2) {wait} ;; esac\nexec sh -c \"exec $2\""));
+    // A host that had something there gives its copy to no other.
+    for host in 1..=2 {
+        fs::create_dir_all(lab.join(&format!("h{host}/copy/src/sub"))).expect("directories");
+    }
+    let mut command = lab.command(rdcp(), "late", AGENT);
+    command.args(["-r", "--hosts-failed=failed", "--json=report", "src"]).args(lab.to(2));
+    let mut process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
+    let until = Instant::now() + PATIENCE;
+    // The last entry.
+    while lab.join("h1/copy/src/sub/symlink").symlink_metadata().is_err() {
+        assert!(process.is_running() && Instant::now() < until, "{}", process.stderr());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    fs::write(lab.join("src/small8"), "another version").expect("a file");
+    fs::write(lab.join("go"), "").expect("a file");
+    let ended = process.wait();
+    ended.expect(8);
+    for said in ["h2 has another version than the others", "1 of 2 hosts failed; 1 succeeded"] {
+        assert!(ended.stderr.contains(said), "{said}: {}", ended.stderr);
+    }
+    assert_eq!(fs::read(lab.join("h2/copy/src/small8")).expect("a file"), b"another version");
+    let failed = fs::read_to_string(lab.join("failed")).expect("a list");
+    let hosts: Vec<&str> = failed.lines().filter(|line| !line.starts_with('#')).collect();
+    assert!(hosts.len() == 1 && hosts[0].starts_with("h2") && failed.contains("another version"), "{failed}");
+    let report = fs::read_to_string(lab.join("report")).expect("a report");
+    let told = |state: &str| report.contains(&format!(r#""host":"h2","state":"{state}""#));
+    assert!(told("failed") && !told("done"), "{report}");
 }
 
 /// A host whose login takes long, and a host that hangs: the others do not wait for them, and
@@ -183,5 +220,48 @@ fn the_time_of_logins_is_no_progress() {
         let ended = run.wait();
         ended.expect(0);
         assert!(!ended.stderr.contains("/2 hosts"), "{}", ended.stderr);
+    }
+}
+
+/// The host with the sources is no longer needed once another host has everything, and can give it to a late host. A
+/// host whose DST had entries before gives its tree to nobody, because it may have more than the source.
+#[test]
+fn the_source_may_go_once_a_host_has_everything() {
+    std::thread::scope(|scope| {
+        for is_new in [true, false] {
+            scope.spawn(move || the_source_goes(is_new));
+        }
+    });
+}
+
+fn the_source_goes(is_new: bool) {
+    let lab = Lab::new();
+    lab.tree("src", 1 << 20);
+    // The wait also ends if the test fails, because its directory then goes.
+    let wait = format!("while [ -e '{0}/src' ] && ! [ -e '{0}/go' ]; do sleep 0.1; done", lab.0.path().display());
+    lab.script("rsh", &format!("case $1 in h2) {wait} ;; esac\nexec sh -c \"exec $2\""));
+    let mut arguments = vec!["-r".into(), "--json-fd=2".into(), lab.there("h9", "src")];
+    arguments.extend(lab.to(2));
+    if !is_new {
+        fs::create_dir_all(lab.join("h1/copy/src")).expect("directories");
+        fs::write(lab.join("h1/copy/src/own"), b"of before").expect("a file");
+    }
+    let mut process = lab.start_many(&arguments);
+    process.line_with(r#""host":"h1","state":"done""#);
+    kill_process(lab.agent(9), Signal::KILL).expect("it runs");
+    process.line_with("lost h9, which has the sources");
+    fs::write(lab.join("go"), b"").expect("a file");
+    let ended = process.wait();
+    if is_new {
+        ended.expect(0);
+        (1..=2).for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
+    } else {
+        ended.expect(8);
+        let why = "h2: the host with the sources no longer answers, and no other host can give it the rest";
+        for said in [why, "1 of 2 hosts failed; 1 succeeded"] {
+            assert!(ended.stderr.contains(said), "{said}: {}", ended.stderr);
+        }
+        let [there, here] = ["h1/copy/src/large", "src/large"].map(|name| fs::read(lab.join(name)).expect("a file"));
+        assert!(there == here && !lab.join("h2/copy").exists());
     }
 }

@@ -5,6 +5,7 @@
 mod rig;
 
 mod late;
+mod proof;
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -606,15 +607,21 @@ fn one_place_is_written_to_once() {
 }
 
 /// The copy says how much has arrived, and what to type, which leads to the same place and uses that. Of a large file
-/// only whole blocks of 16 MiB are used.
+/// only whole blocks of 16 MiB are used. Once both hosts together have more than the tree, the source has less to send
+/// with --sync, and not before. It knows how long the stream is once the hosts lack no more than its spool of 32 MiB.
 #[test]
 fn an_interrupted_copy_says_how_it_goes_on() {
     let lab = Lab::new();
     lab.tree("src", 80 << 20);
-    is_interrupted_and_goes_on(&lab, "16M", 32 << 20, "copy");
+    is_interrupted_and_goes_on(&lab, "12M", 60 << 20, "copy");
     let lab = Lab::new();
     lab.many_files_and_directories();
-    is_interrupted_and_goes_on(&lab, "4M", 4 << 20, "copy/src");
+    is_interrupted_and_goes_on(&lab, "3M", 9 << 20, "copy/src");
+    let lab = Lab::new();
+    lab.tree("src", 80 << 20);
+    let (_, said) = lab.interrupted("16M", 20 << 20, "src");
+    let anew = " kept in total; run the same command again, because with --sync -T the source may have more to send\n";
+    assert!(said.ends_with(anew), "{said}");
     // SRC/ has gone into DST, which it would become with --sync.
     let lab = Lab::new();
     lab.many_files_and_directories();
@@ -638,7 +645,7 @@ fn what_silent_hosts_may_have_kept_is_not_denied() {
     // Their launchers may have ended them.
     agents.iter().for_each(|&agent| _ = kill_process(agent, Signal::KILL));
     let said = "rdcp: interrupted; 0 of 2 hosts are complete; not all hosts answered; \
-                run again with --sync -T to resume from what they may have kept\n";
+                run the same command again, because with --sync -T the source may have more to send\n";
     assert!(ended.code == 130 && ended.stderr.ends_with(said), "{}", ended.stderr);
 }
 
@@ -692,12 +699,4 @@ fn is_interrupted_and_goes_on(lab: &Lab, rate: &str, bytes: u64, copy: &str) {
         let names = fs::read_dir(lab.join(&copy).parent().expect("a directory")).expect("a directory").count();
         assert_eq!(names, 1, "what was kept has become the copy");
     }
-}
-
-/// Returns the number of bytes of a tree on the disk. A file may have its length before its contents.
-fn disk_bytes_below(path: &Path) -> u64 {
-    let Ok(entries) = fs::read_dir(path) else {
-        return fs::symlink_metadata(path).map_or(0, |file| file.blocks() * 512);
-    };
-    entries.flatten().map(|entry| disk_bytes_below(&entry.path())).sum()
 }

@@ -141,9 +141,9 @@ impl Drop for Partition {
 pub struct SmallDisk(u32, String);
 
 impl SmallDisk {
-    pub fn mount(host: u32, at: &Path) -> Self {
+    pub fn mount(host: u32, at: &Path, mib: u64) -> Self {
         let disk = Self(host, at.display().to_string());
-        let mount = ["-t", "tmpfs", "-o", "size=6m", "none", &disk.1];
+        let mount = ["-t", "tmpfs", "-o", &format!("size={mib}m"), "none", &disk.1];
         assert!(on(host, Command::new("mount").args(mount)).status().expect("mount").success());
         disk
     }

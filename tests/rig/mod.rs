@@ -406,6 +406,14 @@ pub fn partials(directory: &Path) -> Vec<(PathBuf, u64)> {
     ours.filter_map(|entry| Some((entry.path(), entry.metadata().ok()?.blocks() * 512))).collect()
 }
 
+/// Returns the number of bytes of a tree on the disk. A file may have its length before its contents.
+pub fn disk_bytes_below(path: &Path) -> u64 {
+    let Ok(entries) = std::fs::read_dir(path) else {
+        return std::fs::symlink_metadata(path).map_or(0, |file| file.blocks() * 512);
+    };
+    entries.flatten().map(|entry| disk_bytes_below(&entry.path())).sum()
+}
+
 /// Returns the temporary name under which this user's copies make an entry (`rd-part`,
 /// `rd-link`) or mark it (`rd-half`).
 pub fn name_beside(name: &str, ending: &str) -> String {

@@ -52,7 +52,7 @@ pub const LISTED_DIRECTORIES_MAX: usize = 256;
 /// Maximum length of all extended attributes of one entry together, encoded, in bytes.
 pub const XATTRS_BYTES_MAX: usize = 128 << 10;
 
-/// Minimum length of a file without holes that is sent only after the receiver has said what it has of the file
+/// Minimum length of a file that is sent only after the receiver has said what it has of the file
 /// ([`Answer::Blocks`]), in bytes.
 pub const RESUME_BYTES_MIN: u64 = 64 << 20;
 
@@ -204,7 +204,7 @@ pub enum Record<'a> {
         item: u32,
         /// Length of the file, in bytes.
         size: u64,
-        /// Whether the file has holes, which are not sent. A transfer of such a file is never resumed.
+        /// Whether the file has holes, which are not sent where the receiver has given no digest.
         is_sparse: bool,
     },
     /// A symbolic link.
@@ -509,8 +509,8 @@ impl<'a> Record<'a> {
     }
 
     /// Returns whether a large file's data is sent only after the receiver's answer.
-    pub fn awaits_have(size: u64, is_sparse: bool) -> bool {
-        size >= RESUME_BYTES_MIN && !is_sparse
+    pub fn awaits_have(size: u64) -> bool {
+        size >= RESUME_BYTES_MIN
     }
 
     /// Returns the name of the entry, if the record is one.

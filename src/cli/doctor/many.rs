@@ -51,12 +51,6 @@ pub(super) fn examine(
     for (host, found) in hosts.iter().zip(surveyed.hosts) {
         sections.extend(of_found(host, arguments, &here.host, found));
     }
-    if surveyed.untried > 0 {
-        super::super::say(&format!(
-            "rddoctor: ports of {} hosts were not tested: other hosts took too long",
-            surveyed.untried
-        ));
-    }
     let findings = surveyed.matrix.examine();
     if !findings.is_empty() {
         let (title, node) = ("pairs".to_owned(), here.host.clone());

@@ -136,7 +136,7 @@ pub(in crate::cli) fn hosts_named(hosts: &OsStr, path: &OsStr, advice: &str) -> 
             let lacks = "groups need nodeset, from ClusterShell, which is not installed here; name a FILE";
             none.unwrap_or_else(|| lacks.to_owned())
         }),
-        name => read_bounded(hosts, FILE_BYTES_MAX).map_err(|reason| {
+        name => read_bounded(hosts, FILE_BYTES_MAX, "").map_err(|reason| {
             let may_be_hosts = !name.contains(&b'/') && !Path::new(hosts).exists();
             if may_be_hosts { format!("{reason}; {advice}; for a group, --hosts @GROUP") } else { reason }
         }),

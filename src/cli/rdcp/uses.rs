@@ -1,6 +1,8 @@
 //! Options and settings that have no meaning for a command line of `rdcp`.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
+use std::fs::FileType;
+use std::os::unix::fs::FileTypeExt;
 
 use clap::{ArgMatches, Args, Command, CommandFactory, FromArgMatches};
 
@@ -51,7 +53,11 @@ pub(super) fn idle(given: &ArgMatches, key: &str) -> Option<String> {
     let words = ["paths", "target_directory", "to"].into_iter().filter_map(|id| given.get_many::<OsString>(id));
     let specs: Vec<Spec> = words.flatten().filter_map(|word| Spec::parse(word).ok()).map(as_standard).collect();
     let of_trees = ["verify", "fsync", "sync", "itemize-changes", "chmod", "chown"];
-    if of_trees.contains(&key) && specs.contains(&Spec::Standard) {
+    // With `-r`, a FIFO or a device in SRC is made anew.
+    let are_streams = specs.split_last().is_some_and(|(to, from)| {
+        is_serial(to) || !from.is_empty() && from.iter().all(is_serial) && !given.get_flag("recursive")
+    });
+    if of_trees.contains(&key) && (specs.contains(&Spec::Standard) || are_streams) {
         return Some(format!("--{key} is for files and trees"));
     }
     let count = |id| given.get_many::<OsString>(id).map_or(0, |values| values.len());
@@ -70,6 +76,9 @@ pub(super) fn idle(given: &ArgMatches, key: &str) -> Option<String> {
     if key == "backup-dir" && given.contains_id("snapshot") {
         return Some("--snapshot overwrites nothing".to_owned());
     }
+    if key == "find-moves" && given.contains_id("snapshot") {
+        return Some("--snapshot makes a new generation, which is empty".to_owned());
+    }
     // The hosts of `--hosts` take the place of this one in DST.
     let is_within =
         !given.contains_id("hosts") && specs.len() > 1 && specs.iter().all(|spec| spec.host() == specs[0].host());
@@ -77,19 +86,49 @@ pub(super) fn idle(given: &ArgMatches, key: &str) -> Option<String> {
     is_idle.then(|| format!("--{key} is for copies between hosts")).or_else(|| idle_launching(given, key))
 }
 
+/// Whether a path leads to a file of this host whose type is one for which `is` holds.
+fn leads_to(spec: &Spec, is: impl Fn(FileType) -> bool) -> bool {
+    matches!(spec, Spec::Here(path) if std::fs::metadata(path).is_ok_and(|found| is(found.file_type())))
+}
+
 /// Whether a path on this host is read or written as a stream.
 fn is_stream(spec: &Spec) -> bool {
-    let is_special = |path: &OsStr| std::fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir());
-    match spec {
-        Spec::Standard => true,
-        Spec::Here(path) => is_special(path),
-        Spec::There(..) => false,
-    }
+    *spec == Spec::Standard || leads_to(spec, |kind| !kind.is_file() && !kind.is_dir())
+}
+
+/// Whether a path leads to a FIFO or a character device of this host. Block devices can be read and written as files.
+fn is_serial(spec: &Spec) -> bool {
+    leads_to(spec, |kind| kind.is_fifo() || kind.is_char_device())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A setting must not make copies impossible that do not need it.
+    #[test]
+    fn settings_for_trees_do_not_concern_streams() {
+        let is_idle = |line: &str| {
+            let given = CopyArguments::command().try_get_matches_from(line.split(' '));
+            idle(&given.unwrap_or_else(|error| panic!("{line}: {error}")), "fsync").is_some()
+        };
+        for line in ["rdcp h:file /dev/null", "rdcp /dev/zero h:file", "rdcp -r h:tree /dev/null", "rdcp - h:file"] {
+            assert!(is_idle(line), "{line}");
+        }
+        for line in ["rdcp -r /dev/null h:tree", "rdcp -r /dev h:tree", "rdcp file h:null", "rdcp file /dev/zero h:d"] {
+            assert!(!is_idle(line), "{line}");
+        }
+    }
+
+    #[test]
+    fn settings_that_a_new_generation_has_no_use_for_do_not_concern_it() {
+        for key in ["backup-dir", "find-moves"] {
+            for (line, expected) in [("rdcp --sync --snapshot one a b", true), ("rdcp --sync a b", false)] {
+                let given = CopyArguments::command().try_get_matches_from(line.split(' ')).expect("options");
+                assert_eq!(idle(&given, key).is_some(), expected, "{key} with {line}");
+            }
+        }
+    }
 
     #[test]
     fn what_a_comparison_does_not_obey_is_refused() {

@@ -43,7 +43,8 @@ pub(super) struct HostsShown<'a> {
 #[derive(Default)]
 pub(super) struct Hosts {
     rates: Vec<Rate>,
-    standings: Vec<Option<HostStanding>>,
+    /// The state of each host, and from which host it gets the data, as programs were told.
+    hops: Vec<Option<(HostStanding, Option<usize>)>>,
     told: Option<Instant>,
 }
 
@@ -147,14 +148,18 @@ impl Hosts {
         if line.width() > room { cut_end(&join(&parts, " ").replace(IN_ALL, ""), room) } else { line }
     }
 
-    /// Returns events for programs: each host whose state has changed, and once a second the progress of all hosts.
+    /// Returns events for programs: each host whose state has changed, or that gets the data from another host than
+    /// before, and once a second the progress of all hosts.
     fn events(&mut self, now: Instant, shown: &HostsShown<'_>) -> Vec<Event<'static>> {
         let host = |at: usize| shown.hosts[at].host.clone();
-        self.standings.resize(shown.hosts.len(), None);
+        self.hops.resize(shown.hosts.len(), None);
         let mut events = Vec::new();
-        for (at, (known, shown)) in self.standings.iter_mut().zip(shown.hosts).enumerate() {
-            if *known != Some(shown.standing) {
-                *known = Some(shown.standing);
+        for (at, (known, shown)) in self.hops.iter_mut().zip(shown.hosts).enumerate() {
+            // A host that is done gets nothing more.
+            let is_over = matches!(shown.standing, HostStanding::Done | HostStanding::Failed);
+            let hop = Some((shown.standing, shown.before.filter(|_| !is_over)));
+            if *known != hop {
+                *known = hop;
                 let (state, from) = (shown.standing, shown.before.map(host));
                 events.push(Event::Host(event::Host { host: host(at), state, bytes: shown.received, from }));
             }
@@ -315,6 +320,12 @@ mod tests {
         let expected =
             event::Host { host: "gpu02".to_owned(), state: HostStanding::Done, bytes: all[2].received, from };
         assert_eq!(*changed, expected);
+        // The host after it gets the stream from the host before it, which concerns the host itself no more.
+        (all[2].before, all[3].before) = (None, Some(1));
+        let events = hosts.events(now, &shown(&all, false));
+        let [Event::Host(healed)] = &events[..] else { panic!("{}", events.len()) };
+        assert_eq!((&*healed.host, healed.from.as_deref()), ("gpu03", Some("gpu01")));
+        assert_eq!(healed.state, HostStanding::Receiving);
         let events = hosts.events(now + TOLD_EVERY, &shown(&all, true));
         let [Event::Hosts(told)] = &events[..] else { panic!("{}", events.len()) };
         assert_eq!((told.hosts, told.done, told.failed, told.bytes_final), (8, 1, 0, true));

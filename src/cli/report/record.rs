@@ -208,6 +208,13 @@ pub(crate) struct HostRecord {
     pub(crate) received: u64,
 }
 
+impl HostRecord {
+    /// Whether the host has failed in the end.
+    pub(crate) fn has_failed(&self) -> bool {
+        matches!(self.changes.last(), Some((_, HostStanding::Failed)))
+    }
+}
+
 /// A time during which others waited for a host.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Held {

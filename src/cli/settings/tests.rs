@@ -74,6 +74,26 @@ fn the_stronger_place_decides() {
 }
 
 #[test]
+fn the_example_of_the_guide_sets_what_it_says() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/guide/settings.md");
+    let page = fs::read_to_string(page).expect("the page");
+    let (_, rest) = page.split_once("\n```toml\n").expect("an example");
+    let (example, _) = rest.split_once("\n```\n").expect("its end");
+    let files = Files::new(&format!("{example}\n"), "");
+    let everywhere = ["--lanes=4", "--bwlimit=200M", "--quiet", "--exclude=.git", "--exclude=*.o"];
+    for (host, of_section) in [
+        ("gpu7", &["--transport=prefer-rdma", "--via=ib0"]),
+        ("backup2.example.com", &["--compress=auto", "--ssh-port=2222"]),
+    ] {
+        let words = files.words::<CopyArguments>(&format!("rdcp a {host}:b"));
+        for word in everywhere.iter().chain(of_section) {
+            assert!(words.split(' ').any(|given| given == *word), "{host}: {word}: {words}");
+        }
+        assert_eq!(words.matches("--").count(), everywhere.len() + of_section.len(), "{host}: {words}");
+    }
+}
+
+#[test]
 fn sections_are_for_the_hosts_that_are_named() {
     let text =
         "lanes = 1\n[host.'gpu*']\nlanes = 2\n[host.'GPU[1-2].lan']\nlanes = 3\n[host.'db?']\nencrypt = 'always'\n";
@@ -93,6 +113,7 @@ fn sections_are_for_the_hosts_that_are_named() {
     assert_eq!(files.words::<SendArguments>("rdsend db2 1"), "rdsend --lanes=1 --encrypt=always db2 1");
     let pipe = files.words::<PipeArguments>("rdpipe gpu7:ls");
     assert_eq!(pipe, "rdpipe --encrypt=auto --lanes=2 gpu7:ls");
+    assert_eq!(files.words::<PipeArguments>("rdpipe ls"), "rdpipe --lanes=1 ls");
     let pipe = files.words::<PipeArguments>("rdpipe ls db[1-3]:cat");
     assert_eq!(pipe, "rdpipe --lanes=1 --encrypt=always ls db[1-3]:cat");
     for host in ["ssh://me@db1:22", "ssh://db1/", "me@db1"] {
@@ -255,7 +276,7 @@ fn what_means_nothing_for_a_copy_is_left_out() {
         ("--json=- a h:b", "--sync --bwlimit=200M --verify --fsync"),
         ("- h:b", "--bwlimit=200M"),
         ("h:a -", "--bwlimit=200M"),
-        ("/dev/zero b", between),
+        ("/dev/zero b", "--bwlimit=200M"),
     ] {
         assert_eq!(files.words::<CopyArguments>(&format!("rdcp {line}")), format!("rdcp {words} {line}"));
     }

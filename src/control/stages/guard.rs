@@ -468,22 +468,11 @@ fn guard(group: &OsStr) {
     let _ = set_dumpable_behavior(DumpableBehavior::Dumpable);
     // On a system without subreapers, orphans escape the guard; Linux has had them since 3.4.
     let _ = set_child_subreaper(Some(getpid()));
-    let child = match command.spawn() {
-        Ok(child) => Pid::from_child(&child),
-        Err(error) => {
-            let errno = Errno::from_io_error(&error).unwrap_or(Errno::INVAL);
-            return tell(Answer::Failed(errno.raw_os_error()));
-        }
-    };
-    drop(command);
-    tell(Answer::Started);
     let ended_well = Arc::new(AtomicBool::new(false));
-    let (is_left, gone) = channel();
-    let how = Arc::clone(&ended_well);
-    let reaper = move || reap(child, &how, is_left);
-    if std::thread::Builder::new().stack_size(64 << 10).spawn(reaper).is_err() {
-        return signal_offspring(Signal::KILL);
-    }
+    let gone = match begin(command, &ended_well) {
+        Ok(gone) => gone,
+        Err(error) => return tell(Answer::Failed(error.raw_os_error())),
+    };
     // Held until no process is left that could take a part for the whole.
     let _held = serve(input, held);
     let is_gone = |gone: &Receiver<()>, limit| gone.recv_timeout(limit) == Err(RecvTimeoutError::Disconnected);
@@ -501,6 +490,29 @@ fn guard(group: &OsStr) {
             return;
         }
     }
+}
+
+/// Starts the thread that reaps, and then the command: without the thread, a command that has begun would have to be
+/// killed. Returns what is disconnected once no process is left.
+///
+/// # Errors
+///
+/// Why the command cannot be run.
+fn begin(mut command: Command, ended_well: &Arc<AtomicBool>) -> Result<Receiver<()>, Errno> {
+    let errno = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::INVAL);
+    let ((started, to_reap), (is_left, gone)) = (channel(), channel());
+    let how = Arc::clone(ended_well);
+    let reaper = move || {
+        if let Ok(child) = to_reap.recv() {
+            reap(child, &how, is_left);
+        }
+    };
+    std::thread::Builder::new().stack_size(64 << 10).spawn(reaper).map_err(errno)?;
+    let child = command.spawn().map_err(errno)?;
+    drop(command);
+    tell(Answer::Started);
+    let _ = started.send(Pid::from_child(&child));
+    Ok(gone)
 }
 
 /// Passes on signals from the keeper and answers its questions until the keeper is gone. Returns what is held still.
@@ -526,6 +538,15 @@ fn serve(input: Option<Identity>, mut held: Option<OwnedFd>) -> Option<OwnedFd> 
 mod tests {
     use super::*;
     use crate::fs::close::tests::where_calls_fail;
+
+    #[test]
+    fn no_command_is_started_that_nothing_would_reap() {
+        let begun = where_calls_fail(&[libc::SYS_clone, libc::SYS_clone3], libc::EAGAIN, || {
+            // It cannot be started either, which would be noticed before any call.
+            begin(Command::new("a\0b"), &Arc::default())
+        });
+        assert_eq!(begun.err(), Some(Errno::AGAIN));
+    }
 
     #[test]
     fn the_ends_of_guards_are_awaited_also_where_they_can_only_be_asked_for() {

@@ -7,6 +7,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use super::*;
 use crate::fs::sink::Tee;
 use crate::fs::source::Source;
+use crate::fs::{PARTIAL, name_beside, partial};
 use crate::options::TreeOptions;
 use crate::transport::Pool;
 use crate::tree::Root;
@@ -173,21 +174,50 @@ fn what_is_waiting_when_all_is_over_is_dropped() {
         let shared = Arc::new(Shared::new(keys, Compress::Off, Pace::new(None)));
         shared.over.store(is_over, Ordering::Relaxed);
         let (events, _told) = unbounded();
-        let (jobs, thread) = super::super::tree::start(sink, shared, events).expect("a thread");
+        let (jobs, running) = super::super::tree::start(sink, shared, events).expect("a thread");
         let (_pool, buffers) = Pool::new(1, NonZeroUsize::new(4096).expect("some")).expect("a pool");
         let mut buffer = buffers.into_iter().next().expect("one");
         let record = Record::File { name: b"made", metadata: Metadata { mode: 0o644, ..Metadata::ZERO }, data: b"x" };
-        let mut length = 0;
-        for record in [record, Record::End { failures: 0 }] {
-            let bytes = record.encoded_bytes();
-            record.encode(&mut buffer.payload_mut()[length..][..bytes]).expect("room");
-            length += bytes;
-        }
-        let part = Part { item: 0, sequence: 0, position: 0, length, is_final: false };
-        *buffer.header_mut() = header_of(&part, false).encode();
+        put(&mut buffer, &[record, Record::End { failures: 0 }]);
         assert!(jobs.send(SinkJob::Take(buffer)).is_ok() && jobs.send(SinkJob::Commit).is_ok());
         drop(jobs);
-        thread.join().expect("no panic");
+        running.thread.join().expect("no panic");
         assert_eq!(directory.path().join("made").exists(), !is_over);
     }
+}
+
+/// Another transfer has the name of the file that comes, and the sink would wait for it for 6 s.
+#[test]
+fn a_sink_that_waits_is_told_that_all_is_over() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let top = std::fs::File::open(directory.path()).expect("there");
+    let _held = partial::open(&top, &name_beside(b"held", PARTIAL), false).expect("made");
+    let sink = TreeSink::new(directory.path(), TreeOptions::default(), Box::new(|_| {})).expect("a sink");
+    let keys = PayloadKeys::new(PayloadSecret::from_bytes([7; 32]), Accept::Checksummed);
+    let shared = Arc::new(Shared::new(keys, Compress::Off, Pace::new(None)));
+    let (events, _told) = unbounded();
+    let (jobs, running) = super::super::tree::start(sink, shared, events).expect("a thread");
+    let (_pool, buffers) = Pool::new(1, NonZeroUsize::new(4096).expect("some")).expect("a pool");
+    let mut buffer = buffers.into_iter().next().expect("one");
+    let metadata = Metadata { mode: 0o644, ..Metadata::ZERO };
+    put(&mut buffer, &[Record::Large { name: b"held", metadata, item: 1, size: 1 << 20, is_sparse: false }]);
+    assert!(jobs.send(SinkJob::Take(buffer)).is_ok());
+    std::thread::sleep(Duration::from_millis(100));
+    let told = Instant::now();
+    let thread = running.stop();
+    drop(jobs);
+    thread.join().expect("no panic");
+    assert!(told.elapsed() < Duration::from_secs(3), "{:?}", told.elapsed());
+}
+
+/// Puts a chunk of records into a buffer.
+fn put(buffer: &mut Buffer, records: &[Record<'_>]) {
+    let mut length = 0;
+    for record in records {
+        let bytes = record.encoded_bytes();
+        record.encode(&mut buffer.payload_mut()[length..][..bytes]).expect("room");
+        length += bytes;
+    }
+    let part = Part { item: 0, sequence: 0, position: 0, length, is_final: false };
+    *buffer.header_mut() = header_of(&part, false).encode();
 }

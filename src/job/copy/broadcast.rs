@@ -18,15 +18,16 @@ use crate::job::event::{self, Event};
 use crate::job::failures::line_of;
 use crate::job::hop::Side;
 use crate::job::plan::Spec;
-use crate::job::progress::{Copied, Ended, HostEnded, HostShown, HostStanding, size_words};
+use crate::job::progress::{Copied, Ended, HostEnded, HostShown, HostStanding};
 use crate::job::{HERE, Job, Round, STOP_MAX, Update};
-use crate::options::{Rule, TreeOptions};
+use crate::options::TreeOptions;
 use crate::tree::Root;
 use crate::tree::stats::TreeFigures;
 
 pub(in crate::job) mod branches;
 mod chain;
 mod copying;
+mod interrupted;
 mod joining;
 mod links;
 mod neighbours;
@@ -288,14 +289,14 @@ impl Copy<'_> {
                 None => return,
             },
         };
+        let giver = if run.chain.may_get_from_others(node) { "one of them" } else { "the source" };
+        let later = format!("the others continue, and it gets its copy from {giver}");
         let then = match why {
-            Why::Lost => OTHERS_GO_ON,
-            Why::Misled => "it gets its copy from the source",
-            _ if has_all => "it already has all data",
-            Why::CutOff | Why::StoodStill => {
-                "the others continue, and it gets its copy from one of them once it answers"
-            }
-            _ => "the others continue, and it gets its copy from one of them",
+            Why::Lost => OTHERS_GO_ON.to_owned(),
+            Why::Misled => "it gets its copy from the source".to_owned(),
+            _ if has_all => "it already has all data".to_owned(),
+            Why::CutOff | Why::StoodStill => format!("{later} once it answers"),
+            _ => later,
         };
         self.say(&format!("{reason}; {then}"));
     }
@@ -471,32 +472,6 @@ impl Copy<'_> {
         (kept.into_iter().filter(|(host, _)| lacks(host)).map(|(_, bytes)| bytes).sum(), have_answered)
     }
 
-    /// Tells the user how far an interrupted copy has come, and how to resume it.
-    fn tell_interrupted(&mut self, run: &Run, kept_bytes: u64, have_answered: bool) {
-        let all: Vec<usize> = (0..run.targets.len()).filter(|&at| run.counts(at)).collect();
-        let (done, all) = (all.iter().filter(|&&at| run.targets[at].is_complete()).count(), all.len());
-        let others = if done > 0 { " on the others" } else { "" };
-        let own = run.targets.iter().filter(|target| !target.is_extra && !target.is_replaced);
-        // A host that was not reached has nothing to resume.
-        let placed = own.filter_map(|target| target.placed.as_ref());
-        let are_dst: Vec<bool> = placed.map(|placed| placed.as_name.is_some()).collect();
-        let (plan, several) = (&self.plan, self.are_several(&run.found));
-        let again = again(&plan.tree, plan.exact, plan.directory, several, &run.found, &are_dst);
-        let again = |joint: &str| again.map(|with| format!("{joint} run again{with} to resume"));
-        let kept = match (kept_bytes, have_answered) {
-            (0, true) => format!("nothing kept{others} to resume"),
-            (0, false) => {
-                let again = again(";").map(|again| format!("{again} from what they may have kept"));
-                format!("not all hosts answered{}", again.unwrap_or_default())
-            }
-            (bytes, _) => {
-                let least = if have_answered { "" } else { "at least " };
-                format!("{least}{} kept{others} in total{}", size_words(bytes), again(",").unwrap_or_default())
-            }
-        };
-        self.say(&format!("interrupted; {done} of {all} hosts are complete; {kept}"));
-    }
-
     fn show_hosts(&mut self, run: &mut Run) {
         let counting: Vec<usize> = (0..run.targets.len()).filter(|&at| run.counts(at)).collect();
         joining::update_rows(&mut run.rows, &run.targets, &counting);
@@ -512,13 +487,19 @@ impl Copy<'_> {
     /// Reports the outcome for each host, and returns the outcome of the whole broadcast.
     fn came_to_broadcast(&mut self, run: Run) -> Ended {
         let counted: Vec<bool> = (0..run.targets.len()).map(|at| run.counts(at)).collect();
+        let versions: Vec<Option<Failure>> = (0..run.targets.len()).map(|at| run.other_version(at)).collect();
+        if run.may_differ() {
+            let label = self.label(run.source);
+            self.say(&format!("{label}: the data changed during the copy; the hosts may have different versions"));
+        }
         let Run { targets, began, source, source_report, source_failure, .. } = run;
         let mut hosts = Vec::new();
         let (mut failed_hosts, mut incomplete, mut first) = (0, 0, None);
         let mut tree = TreeFigures { is_synced: true, is_read_back: true, ..TreeFigures::default() };
         let (mut written, mut unsent, mut undeleted) = (Written::default(), 0_u64, 0_u64);
         let has_any = targets.iter().any(Target::is_complete);
-        for (target, _) in targets.into_iter().zip(counted).filter(|(_, is_counted)| *is_counted) {
+        let all = targets.into_iter().zip(versions).zip(counted);
+        for ((target, other_version), _) in all.filter(|(_, is_counted)| *is_counted) {
             if let Some(failure) = target.unmade() {
                 failed_hosts += 1;
                 first.get_or_insert(failure.exit);
@@ -531,6 +512,7 @@ impl Copy<'_> {
             }
             let not_deleted = target.undeleted();
             let Target { spec, failure, report, unsent: not_sent, done_after, why, unmet, .. } = target;
+            let failure = failure.or(other_version);
             if failure.is_some() || done_after.is_none() {
                 failed_hosts += 1;
                 let label = escaped(spec.host());
@@ -593,7 +575,8 @@ impl Copy<'_> {
         (figures.read, figures.written) = (of_source.figures.read, written);
         let count = hosts.len();
         let unmade = self.failed.saturating_add(self.left_out);
-        if failed_hosts < count && tree.amount.entries > 0 {
+        let has_made = failed_hosts < count && tree.amount.entries > 0;
+        if has_made {
             // With --sync, each host got an ordinary copy, and its sender reports the size.
             let sent = self.job.hops.iter().filter_map(|hop| hop.report(Side::From)).map(|sent| sent.tree.size_bytes);
             tree.size_bytes = sent.max().unwrap_or(0).max(of_source.tree.size_bytes);
@@ -613,7 +596,13 @@ impl Copy<'_> {
             failed => Some(some_failed(failed, incomplete, count)),
         };
         let copied = (failed_hosts < count).then(|| Copied {
-            tree: TreeFigures { amount: tree.amount, failed: unmade, ..TreeFigures::default() },
+            tree: TreeFigures {
+                amount: tree.amount,
+                failed: unmade,
+                is_synced: tree.is_synced && has_made,
+                is_read_back: tree.is_read_back && has_made,
+                ..TreeFigures::default()
+            },
             seconds,
             is_verified: true,
             hosts: Some((count - failed_hosts, count)),
@@ -702,7 +691,9 @@ impl Run {
         let node = self.nodes.iter().position(|&other| other == at).map(|at| at + 1);
         let tree = node.map(|node| self.chain.tree(node));
         let standing = match (tree, &target.failure) {
-            (Some(Tree::Done), _) if target.unmade().is_some() => HostStanding::Failed,
+            (Some(Tree::Done), _) if target.unmade().is_some() || self.other_version(at).is_some() => {
+                HostStanding::Failed
+            }
             (Some(Tree::Done), _) => HostStanding::Done,
             (None, None) if target.done_after.is_some() => HostStanding::Done,
             (None, None) => HostStanding::Starting,
@@ -731,36 +722,6 @@ impl Run {
         }
         self.chain.before(node).filter(|&before| before != SOURCE).map(|before| self.nodes[before - 1])
     }
-}
-
-/// Returns what to add to the command so that another run resumes, in the same places and with the same entries: with
-/// `--sync`, SRC/ becomes DST and SRC goes into DST, whether DST exists or not. `None` if no words suit all hosts.
-/// `are_dst`: for each host that the command names, whether the copy there is DST itself.
-fn again(
-    tree: &TreeOptions,
-    exact: bool,
-    directory: bool,
-    several: bool,
-    found: &[(usize, Found)],
-    are_dst: &[bool],
-) -> Option<&'static str> {
-    let is_slashed = |found: &Found| found.kind == Kind::Directory && found.path.ends_with(b"/");
-    let are_all = |is: bool| are_dst.iter().all(|&is_dst| is_dst == is);
-    // With -T, the name of SRC is no longer a part of the paths that such a pattern may match.
-    let has_path = |rule: &Rule| rule.pattern.windows(2).any(|two| two[0] == b'/' || two == b"**");
-    let (with, is_contents) = match found {
-        _ if tree.sync => return Some(""),
-        [(_, found)] if !several => match found.kind == Kind::Directory {
-            is_directory if !is_directory || exact || found.name.is_empty() => (" with --sync", is_directory),
-            _ if are_all(is_slashed(found)) => (" with --sync", is_slashed(found)),
-            _ if are_all(true) && !directory && !tree.rules.0.iter().any(has_path) => (" with --sync -T", true),
-            _ => return None,
-        },
-        all if all.iter().all(|(_, found)| !found.name.is_empty() && !is_slashed(found)) => (" with --sync", false),
-        _ => return None,
-    };
-    // With --sync, patterns apply to SRC itself, too, unless its contents are copied.
-    (is_contents || tree.rules.0.is_empty()).then_some(with)
 }
 
 /// Whether a host has failed by itself, whatever happened to the host with the sources.

@@ -11,17 +11,23 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
-use super::{EXAMINE_MAX, Examiner, NoWay, speed};
+use super::{EXAMINE_MAX, Examiner, NoWay, Tried, speed};
 use crate::control::frames::Message;
 use crate::fault::{Exit, Failure};
+use crate::job::launching::Heard;
 use crate::job::{HERE, Job, LOOK_AGAIN, STOP_MAX, Setup, Update};
 use crate::measure::matrix::{Matrix, Measured, round, rounds, sampled};
-use crate::measure::{Facts, Path, Speed};
+use crate::measure::{self, Facts, Path, Speed, probe};
 use crate::options::TransferOptions;
 
-/// How long ports may be tried, for all hosts together. A host takes milliseconds, or seconds if a firewall drops
-/// packets.
+/// Number of hosts whose ports are tried at once. Firewalls that drop packets hold all of them for seconds, and each
+/// takes up to a dozen connections and threads of this host.
+const PORTS_AT_ONCE: usize = 16;
+
+/// How long ports may be tried, for all hosts together: the larger of this and of the time for each host times their
+/// number. A host takes less than that, or seconds if a firewall drops packets.
 const PORTS_MAX: Duration = Duration::from_secs(60);
+const PORTS_EACH: Duration = Duration::from_millis(100);
 
 /// How much longer than the measurement a pair may take: to connect in one way and in the other, and to take what was
 /// sent.
@@ -46,8 +52,6 @@ pub(crate) struct Surveyed {
     /// Result for each host.
     pub(crate) hosts: Vec<Result<Path, NoWay>>,
     pub(crate) matrix: Matrix,
-    /// Number of hosts whose ports were not tried, because others took too long.
-    pub(crate) untried: usize,
 }
 
 /// Examines all hosts. `lasting`: how long to measure each direction of a pair; `None`: not at all. `within`: how long
@@ -71,14 +75,14 @@ pub(crate) fn survey(
     let mut many = Many { examiner, numbers: Vec::new(), found: Vec::new() };
     many.arrive(hosts, tell)?;
     many.ask_facts(here)?;
-    let untried = many.try_ports(tell)?;
+    many.try_ports(PORTS_MAX.max(PORTS_EACH * hosts.len() as u32), tell)?;
     let hosts = hosts.iter().map(|host| crate::fault::escaped(host)).collect();
     let mut matrix = Matrix { hosts, ..Matrix::default() };
     if let Some(lasting) = lasting {
         many.measure(&mut matrix, lasting, within, transfer, tell)?;
         many.ask_counters()?;
     }
-    Ok(Surveyed { hosts: many.found, matrix, untried })
+    Ok(Surveyed { hosts: many.found, matrix })
 }
 
 struct Many {
@@ -131,19 +135,36 @@ impl Many {
     }
 
     /// Asks all remaining hosts the same question, and waits for the answers.
-    fn ask(&mut self, question: &Message) -> Result<HashMap<usize, Message>, Failure> {
+    fn ask_all(&mut self, question: &Message) -> Result<HashMap<usize, Message>, Failure> {
         let asked: Vec<usize> = self.there().into_iter().map(|(_, number)| number).collect();
+        self.ask(&asked, question)
+    }
+
+    /// Asks these hosts the same question, and waits for the answers.
+    fn ask(&mut self, asked: &[usize], question: &Message) -> Result<HashMap<usize, Message>, Failure> {
         asked.iter().for_each(|&number| self.job().send(number, question.clone()));
+        self.answers(asked)
+    }
+
+    /// Waits for an answer of each of these hosts. A host that does not answer in time has failed, and one that speaks
+    /// unasked, which could keep this from ending.
+    fn answers(&mut self, asked: &[usize]) -> Result<HashMap<usize, Message>, Failure> {
         let mut answers = HashMap::new();
         let deadline = Instant::now() + EXAMINE_MAX;
         while asked.iter().any(|number| !answers.contains_key(number) && !self.examiner.job.hosts[*number].gone) {
             match self.job().next(deadline) {
-                Some(Update::Host(from, message)) => drop(answers.insert(from, message)),
+                Some(Update::Host(from, message)) if asked.contains(&from) && !answers.contains_key(&from) => {
+                    answers.insert(from, message);
+                }
+                Some(Update::Host(from, _)) => {
+                    let failure = self.examiner.job.unexpected(from);
+                    self.fail(from, failure);
+                }
                 Some(update) => self.note(update)?,
                 None => break,
             }
         }
-        for number in asked.into_iter().filter(|number| !answers.contains_key(number)) {
+        for &number in asked.iter().filter(|number| !answers.contains_key(*number)) {
             let (label, within) = (self.job().hosts[number].label(), EXAMINE_MAX.as_secs());
             self.fail(number, Exit::Connect.with(format!("{label} did not answer within {within} s")));
         }
@@ -163,7 +184,7 @@ impl Many {
     }
 
     fn ask_facts(&mut self, here: &Facts) -> Result<(), Failure> {
-        let mut answers = self.ask(&Message::Examine)?;
+        let mut answers = self.ask_all(&Message::Examine)?;
         for (at, number) in self.there() {
             let facts = match answers.remove(&number) {
                 Some(Message::Examined(bytes)) => Facts::decode(&bytes),
@@ -189,32 +210,105 @@ impl Many {
         Ok(())
     }
 
-    /// Tries ports of each host, and of this host. Returns for how many hosts there was no time.
-    fn try_ports(&mut self, tell: &mut dyn FnMut(Step)) -> Result<usize, Failure> {
-        let deadline = Instant::now() + PORTS_MAX;
-        let there = self.there();
-        let all = there.len();
-        for (done, (at, number)) in there.into_iter().enumerate() {
+    /// Tries ports of each host, and of this host. After `within`, no more hosts are tried.
+    fn try_ports(&mut self, within: Duration, tell: &mut dyn FnMut(Step)) -> Result<(), Failure> {
+        // All hosts of a group try one probe of this host, and memory that this host locks for each of them is limited.
+        let has_rdma = |&(at, _): &(usize, usize)| {
+            let found = self.found[at].as_ref();
+            found.is_ok_and(|path| !path.here.rdma.is_empty() && !path.there.rdma.is_empty())
+        };
+        let (with_rdma, others): (Vec<_>, Vec<_>) = self.there().into_iter().partition(has_rdma);
+        let all = with_rdma.len() + others.len();
+        let (mut done, began) = (0, Instant::now());
+        // Groups that take less time for each host come first.
+        for hosts in others.chunks(PORTS_AT_ONCE).chain(with_rdma.chunks(probe::RDMA_HOSTS_MAX)) {
             tell(Step::Ports { done, all });
-            if Instant::now() >= deadline {
-                return Ok(all - done);
-            }
-            let Ok(path) = &self.found[at] else { continue };
-            let (here, facts, is_one_machine) = (path.here.clone(), path.there.clone(), path.is_one_machine);
-            let examiner = &mut self.examiner;
-            let to_there = examiner.try_ports(HERE, number, &here, &facts, is_one_machine);
-            let tried = to_there
-                .and_then(|to_there| Ok((to_there, examiner.try_ports(number, HERE, &facts, &here, is_one_machine)?)));
-            match (tried, &mut self.found[at]) {
-                (Ok((to_there, to_here)), Ok(path)) => {
-                    (path.to_there, path.to_here) = (Some(to_there), Some(to_here));
+            done += hosts.len();
+            if began.elapsed() >= within {
+                for &(at, _) in hosts {
+                    if let Ok(path) = &mut self.found[at] {
+                        path.is_untried = true;
+                    }
                 }
-                (Err(failure), _) if matches!(failure.exit, Exit::Signal(_)) => return Err(failure),
+                continue;
+            }
+            self.try_ports_there(hosts)?;
+            self.try_ports_here(hosts)?;
+        }
+        Ok(())
+    }
+
+    /// Has these hosts open probes, and tries all of them at once.
+    fn try_ports_there(&mut self, hosts: &[(usize, usize)]) -> Result<(), Failure> {
+        let open = self.examiner.open_probe();
+        let is_there = |&&(at, _): &&(usize, usize)| self.found[at].is_ok();
+        let numbers: Vec<usize> = hosts.iter().filter(is_there).map(|&(_, number)| number).collect();
+        let mut opened = self.ask(&numbers, &open)?;
+        let mut tried = Vec::new();
+        for &(at, number) in hosts {
+            let Some(answer) = opened.remove(&number) else { continue };
+            let Ok(path) = &mut self.found[at] else { continue };
+            match self.examiner.opened(number, answer) {
+                Ok(Ok(targets)) => {
+                    let request = self.examiner.request([HERE, number], path, targets);
+                    let post = self.examiner.job.post.clone();
+                    // Posted as if the host itself had answered: answers of this host would not say which host they
+                    // are about.
+                    let run = move || {
+                        let attempts = measure::encode(&probe::try_all(&request));
+                        let _ = post.send((number, Heard::Message(Message::Probed(attempts))));
+                    };
+                    match crate::spawn("probe", 2 << 20, run) {
+                        Ok(_) => tried.push((at, number)),
+                        Err(error) => path.to_there = Some(Err(format!("cannot start a thread: {error}"))),
+                    }
+                }
+                Ok(Err(reason)) => path.to_there = Some(Err(reason)),
+                Err(failure) => self.fail(number, failure),
+            }
+        }
+        self.take_attempts(&tried, |path| &mut path.to_there)
+    }
+
+    /// Opens a probe on this host, and has all of these hosts try it at once.
+    fn try_ports_here(&mut self, hosts: &[(usize, usize)]) -> Result<(), Failure> {
+        let open = self.examiner.open_probe();
+        let opened = match self.ask(&[HERE], &open)?.remove(&HERE) {
+            Some(answer) => self.examiner.opened(HERE, answer)?,
+            None => Err(format!("none was open after {} s", EXAMINE_MAX.as_secs())),
+        };
+        let mut tried = Vec::new();
+        for &(at, number) in hosts {
+            let Ok(path) = &mut self.found[at] else { continue };
+            match &opened {
+                Ok(targets) => {
+                    let request = self.examiner.request([number, HERE], path, targets.clone());
+                    self.examiner.job.send(number, Message::Probe(measure::encode(&request)));
+                    tried.push((at, number));
+                }
+                Err(reason) => path.to_here = Some(Err(reason.clone())),
+            }
+        }
+        self.take_attempts(&tried, |path| &mut path.to_here)
+    }
+
+    /// Waits for what the attempts for these hosts have come to, and puts it in its `place`.
+    fn take_attempts(
+        &mut self,
+        hosts: &[(usize, usize)],
+        place: fn(&mut Path) -> &mut Option<Tried>,
+    ) -> Result<(), Failure> {
+        let numbers: Vec<usize> = hosts.iter().map(|&(_, number)| number).collect();
+        let mut answers = self.answers(&numbers)?;
+        for &(at, number) in hosts {
+            let Some(answer) = answers.remove(&number) else { continue };
+            match (self.examiner.attempts(number, answer), &mut self.found[at]) {
+                (Ok(tried), Ok(path)) => *place(path) = Some(tried),
                 (Err(failure), _) => self.fail(number, failure),
                 (Ok(_), Err(_)) => {}
             }
         }
-        Ok(0)
+        Ok(())
     }
 
     fn measure(
@@ -318,7 +412,7 @@ impl Many {
 
     /// Asks for the counters after the measurement.
     fn ask_counters(&mut self) -> Result<(), Failure> {
-        let answers = self.ask(&Message::Examine)?;
+        let answers = self.ask_all(&Message::Examine)?;
         for (at, number) in self.there() {
             let counted = match answers.get(&number) {
                 Some(Message::Examined(bytes)) => Facts::decode(bytes).map(|facts| facts.counters),
@@ -330,5 +424,82 @@ impl Many {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+    use std::io::Write;
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+
+    use super::*;
+    use crate::control::frames::Hello;
+    use crate::job::tests::job;
+    use crate::measure::finding::Outcome;
+    use crate::measure::probe::{ProbeTargets, TICKET_BYTES};
+    use crate::measure::recorded::facts;
+
+    fn survey_of<const N: usize>(names: [&str; N]) -> Many {
+        let mut job = job();
+        job.fails_alone = true;
+        let numbers = names.map(|name| job.host(OsStr::new(name)).expect("a host")).to_vec();
+        let found = names.iter().map(|_| Ok(Path { is_one_machine: true, ..Path::default() })).collect();
+        Many { examiner: Examiner { job, ports: None }, numbers, found }
+    }
+
+    /// These hosts answer only once all of them have been tried. In turn, those whose firewalls drop packets would
+    /// take 5 s each.
+    #[test]
+    fn ports_of_several_hosts_are_tried_at_once() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let port = listener.local_addr().expect("bound").port();
+        let targets = ProbeTargets { port, ticket: [7; TICKET_BYTES], ..ProbeTargets::default() };
+        let mut many = survey_of(["n1", "n2", "n3"]);
+        let hosts = many.there();
+        for &(_, number) in &hosts {
+            let opened = Message::ProbeOpened(measure::encode(&targets));
+            for message in [Message::Hello(Hello::ours()), opened] {
+                assert!(many.job().post.send((number, Heard::Message(message))).is_ok());
+            }
+        }
+        let count = hosts.len();
+        let answering = std::thread::spawn(move || {
+            let tried: Vec<TcpStream> =
+                listener.incoming().take(count).map(|stream| stream.expect("a connection")).collect();
+            tried.into_iter().for_each(|mut stream| stream.write_all(&targets.ticket).expect("a reader"));
+        });
+        many.try_ports_there(&hosts).expect("no signal");
+        for found in &many.found {
+            let tried = found.as_ref().ok().and_then(|path| path.to_there.clone()).expect("it was tried");
+            let outcomes: Vec<Outcome> = tried.expect("a port").into_iter().map(|attempt| attempt.outcome).collect();
+            assert_eq!(outcomes, [Outcome::Connected]);
+        }
+        answering.join().expect("no panic");
+    }
+
+    /// More hosts with RDMA at once would be rejected, or find no memory to lock, and seem not to be reached.
+    #[test]
+    fn hosts_with_rdma_are_tried_two_at_a_time_and_none_when_time_is_up() {
+        let mut many = survey_of(["n1", "n2", "n3", "n4"]);
+        for path in many.found.iter_mut().take(3).flatten() {
+            (path.here, path.there) = (facts("connectx"), facts("connectx"));
+        }
+        let mut steps = Vec::new();
+        many.try_ports(Duration::ZERO, &mut |step| steps.push(step)).expect("no signal");
+        assert_eq!(steps, [0, 1, 3].map(|done| Step::Ports { done, all: 4 }));
+        assert!(many.found.iter().all(|found| found.as_ref().is_ok_and(|path| path.is_untried)));
+    }
+
+    #[test]
+    fn a_host_that_answers_twice_fails_alone() {
+        let mut many = survey_of(["loud", "asked"]);
+        let [loud, asked] = [many.numbers[0], many.numbers[1]];
+        for host in [loud, loud, asked] {
+            many.job().updates.push_back(Update::Host(host, Message::Watched));
+        }
+        assert!(many.answers(&[loud, asked]).expect("no signal").contains_key(&asked));
+        assert_eq!(many.found[0].as_ref().err().map(|no_way| no_way.failure.exit), Some(Exit::Protocol));
+        assert!(many.found[1].is_ok());
     }
 }

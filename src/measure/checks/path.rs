@@ -226,6 +226,15 @@ fn is_connected(attempt: &&Attempt) -> bool {
 }
 
 fn reach(path: &Path, ports: Option<&RangeInclusive<u16>>) -> Vec<Finding> {
+    if path.is_untried {
+        return vec![Finding::warning(
+            "port",
+            "ports-untried",
+            "no port was tried, because the ports of other hosts took too long",
+            "connections were not tested and may fail",
+            Fix::advice("run rddoctor for fewer hosts at once"),
+        )];
+    }
     let (there, back) = (attempts(path.to_there.as_ref()), attempts(path.to_here.as_ref()));
     let mut findings = Vec::new();
     findings.extend(reach_tcp(path, ports, there, back));

@@ -23,7 +23,7 @@ use crate::log;
 use crate::transport::Medium;
 
 /// Maximum number of connections that are coming up at once. Further requests are rejected.
-const HALF_OPEN_MAX: usize = 8;
+pub const HALF_OPEN_MAX: usize = 8;
 
 /// How long a connection may take to come up before it is dropped.
 const HALF_OPEN_TIMEOUT: Duration = Duration::from_secs(5);

@@ -36,7 +36,7 @@ mod request;
 pub use connection::{ConnectError, Connection, connect};
 pub use control::CONNECTION_LOCKED_BYTES;
 pub use devices::{Adapters, Endpoint, RegisterError, Unavailable, endpoints};
-pub use listener::{Listener, listen};
+pub use listener::{HALF_OPEN_MAX, Listener, listen};
 pub use pairs::pairs;
 pub use rd_verbs::{InterfaceAddress, LoadError, interface_addresses};
 pub use request::LaneRequest;

@@ -1,13 +1,19 @@
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::sync::Mutex;
+use std::time::{Duration, SystemTime};
 
+use rustix::fs::{Mode, mknodat, openat};
 use tempfile::TempDir;
 
 use super::super::contents::RANGE_BYTES;
 use super::super::manifest::fuzz::written;
 use super::*;
+use crate::fs::close::tests::{fail_where, where_calls_fail};
+
+/// A time before that of any file made here.
+const LONG_AGO: SystemTime = SystemTime::UNIX_EPOCH;
 
 /// Returns the entries of a directory, in order.
 fn entries(top: &Path) -> Vec<Entry> {
@@ -93,7 +99,6 @@ fn a_byte_that_changed_is_found() {
         let path = top.path().join("sub").join(name);
         let (before, times) = (fs::read(&path).expect("a file"), fs::metadata(&path).expect("a file").modified());
         let write = |data: &[u8]| {
-            use std::os::unix::fs::FileExt;
             let file = fs::File::options().write(true).open(&path).expect("a file");
             file.write_all_at(data, 0).expect("written");
             file.set_modified(*times.as_ref().expect("a time")).expect("set");
@@ -176,20 +181,107 @@ fn what_comes_next_is_read_ahead_where_it_is_cold() {
         }
     }
     let (manifest, stop) = (written(&all), AtomicBool::new(false));
-    for (medium, is_cold) in [(Medium::Disk, true), (Medium::Cache, false), (Medium::Cache, true)] {
+    for (medium, is_cold) in
+        [(Medium::Disk, false), (Medium::Disk, true), (Medium::Cache, false), (Medium::Cache, true)]
+    {
         let checker = Checker::new(top.path(), medium, &stop, &|_| {});
-        if let Some(ahead) = checker.ahead.as_ref().filter(|_| is_cold) {
-            ahead.stay_on();
+        if is_cold {
+            checker.ahead.stay_on();
         }
         let directory = openat(here(), top.path(), OFlags::DIRECTORY, Mode::empty()).expect("open");
         let (jobs, _queue) = bounded(1);
         checker.walk(&manifest[..], directory, &jobs).expect("walked");
         assert_eq!(crate::locked(&checker.totals).differing, 3 * 70);
-        match &checker.ahead {
+        assert_eq!(checker.ahead.has_begun(), is_cold, "{medium:?}: a directory in memory is read by one thread");
+        match medium {
             // All but the first, which the walk reaches at once.
-            Some(_) if is_cold => are_cached_soon(top.path(), (1..210).map(|at| (at / 70, at % 70))),
-            Some(ahead) => assert!(!ahead.has_begun(), "a directory in memory is read by one thread"),
-            None => assert!(!is_cached(top.path(), 1, 0)),
+            Medium::Cache if is_cold => are_cached_soon(top.path(), (1..210).map(|at| (at / 70, at % 70))),
+            // Of what is read from the disk itself, only the inodes are looked up.
+            _ => assert!(!is_cached(top.path(), 1, 0)),
+        }
+    }
+}
+
+/// It is not taken for a file whose contents are damaged.
+#[test]
+fn a_file_that_is_written_to_meanwhile_has_another_time() {
+    let top = tree(None);
+    let open = |name: &str| {
+        let path = top.path().join("sub").join(name);
+        fs::File::options().write(true).open(path).expect("a file")
+    };
+    ["f2", "f3", "f4"].into_iter().for_each(|name| open(name).set_modified(LONG_AGO).expect("ours"));
+    let (manifest, stop) = (written(&entries(top.path())), AtomicBool::new(false));
+    let findings = Mutex::new(Vec::new());
+    let tell = |finding: Finding| findings.lock().expect("no panic").push(finding);
+    let checker = Checker::new(top.path(), Medium::Cache, &stop, &tell);
+    let directory = openat(here(), top.path(), OFlags::DIRECTORY, Mode::empty()).expect("open");
+    let (jobs, queue) = bounded(100);
+    checker.walk(&manifest[..], directory, &jobs).expect("walked");
+    drop(jobs);
+    open("f2").write_all_at(b"other contents", 0).expect("written");
+    open("f3").set_len(5).expect("shorter");
+    // With a bad sector, a direct read of a file of the same length ends with the error of a shorter one.
+    open("f4").set_modified(SystemTime::now()).expect("ours");
+    let found = |entry: &Entry, found| if entry.path == b"sub/f4" { Err(Errno::NODATA) } else { found };
+    contents::work(&queue, None, || false, |entry, file, read| checker.take(&entry, file, found(&entry, read)));
+    let differs = |path: &[u8], aspect| Finding::Differs { path: path.to_vec(), aspects: vec![Aspect::Time, aspect] };
+    let expected = [differs(b"sub/f2", Aspect::Contents), differs(b"sub/f3", Aspect::Size)];
+    let findings = findings.lock().expect("no panic");
+    assert_eq!(findings[..2], expected);
+    assert!(matches!(&findings[2..], [Finding::Unreadable { .. }]), "{findings:?}");
+}
+
+/// What is in it counts neither as missing nor as unreadable.
+#[test]
+fn a_directory_that_cannot_be_read_stands_for_what_is_in_it() {
+    let top = tree(None);
+    let manifest = written(&entries(top.path()));
+    // Only directories below the top are opened so.
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let flags = flags | OFlags::NOATIME | OFlags::LARGEFILE;
+    let run = || {
+        fail_where(libc::SYS_openat, (2, u64::from(flags.bits())), libc::EACCES);
+        checked(&manifest, top.path(), Medium::Cache)
+    };
+    let (outcome, findings) = std::thread::scope(|scope| scope.spawn(run).join().expect("its end"));
+    assert_eq!(findings, ["errno 13 sub"]);
+    let checked = outcome.expect("compared");
+    assert_eq!((checked.entries, checked.differing, checked.unreadable), (11, 0, 1));
+}
+
+/// Nothing is wrong with the directory whose names find no room.
+#[test]
+fn a_full_temporary_directory_ends_the_check() {
+    let top = tree(Some("/dev/shm"));
+    let manifest = written(&entries(top.path()));
+    let sub = fs::File::open(top.path().join("sub")).expect("a directory");
+    for number in 0..16_000 {
+        mknodat(&sub, format!("{number:0250}"), FileType::RegularFile, Mode::RUSR, 0).expect("a file");
+    }
+    let run = || checked(&manifest, top.path(), Medium::Cache).0;
+    match where_calls_fail(&[libc::SYS_write, libc::SYS_pwrite64], libc::ENOSPC, run) {
+        Err(CheckError::Directory(fact)) => {
+            assert_eq!((fact.errno, &fact.path[..]), (libc::ENOSPC, top.path().join("sub").as_os_str().as_bytes()));
+            assert!(String::from_utf8_lossy(&fact.detail).contains("TMPDIR"), "{fact:?}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn access_times_stay() {
+    let top = tree(None);
+    let manifest = written(&entries(top.path()));
+    let paths = ["", "sub", "sub/f2", "sub/f6"].map(|path| top.path().join(path));
+    let times = fs::FileTimes::new().set_accessed(LONG_AGO + Duration::from_secs(1));
+    paths.iter().for_each(|path| fs::File::open(path).expect("it").set_times(times).expect("ours"));
+    for medium in [Medium::Disk, Medium::Cache] {
+        let (_, findings) = checked(&manifest, top.path(), medium);
+        assert!(findings.is_empty(), "{findings:?}");
+        for path in &paths {
+            let accessed = fs::metadata(path).expect("it").accessed().expect("a time");
+            assert_eq!(accessed, LONG_AGO + Duration::from_secs(1), "{medium:?} {}", path.display());
         }
     }
 }

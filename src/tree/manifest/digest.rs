@@ -13,8 +13,10 @@ use blake3::hazmat::{
     ChainingValue, HasherExt, Mode, left_subtree_len, max_subtree_len, merge_subtrees_non_root, merge_subtrees_root,
 };
 use blake3::{CHUNK_LEN, Hash, Hasher};
+use rustix::fs::fstat;
 use rustix::io::Errno;
 
+use crate::fs::holes::{is_hole, may_be_in};
 use crate::fs::read_up_to;
 
 /// Maximum number of values that one file keeps. Ranges that arrive beyond that are read again.
@@ -130,15 +132,28 @@ impl RangeDigest {
         Ok(merge_subtrees_root(&left, &right, Mode::Hash))
     }
 
-    /// Returns the digest. Missing data is read from `file`.
+    /// Returns the digest. Missing data is read from `file`, except for holes, of which an image may have a TiB.
+    /// Changes the offset of the open file.
     ///
     /// # Errors
     ///
-    /// Fails with the error of the read, or with `ENODATA` if the file has become shorter.
-    pub fn finish_from(&self, file: impl AsFd) -> Result<Hash, Errno> {
-        self.finish(|target, at| match read_up_to(&file, target, at)? {
-            count if count < target.len() => Err(Errno::NODATA),
-            _ => Ok(()),
+    /// Fails with the error of the read, with `ENODATA` if the file has become shorter, or with `ECANCELED` once
+    /// `is_stopped`.
+    pub fn finish_from(&self, file: impl AsFd, is_stopped: impl Fn() -> bool) -> Result<Hash, Errno> {
+        // To ask for holes may cost a round trip each time.
+        let has_holes = fstat(&file).is_ok_and(|stat| may_be_in(&stat));
+        self.finish(|target, at| {
+            if is_stopped() {
+                return Err(Errno::CANCELED);
+            }
+            if has_holes && is_hole(&file, at, target.len() as u64) {
+                target.fill(0);
+                return Ok(());
+            }
+            match read_up_to(&file, target, at)? {
+                count if count < target.len() => Err(Errno::NODATA),
+                _ => Ok(()),
+            }
         })
     }
 
@@ -183,9 +198,12 @@ impl RangeDigest {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt;
+
     use proptest::prelude::*;
 
     use super::*;
+    use crate::fs::close::tests::where_calls_fail;
 
     fn noise(bytes: usize) -> Vec<u8> {
         let mut data = vec![0; bytes];
@@ -272,5 +290,23 @@ mod tests {
         digest.add(&data[100..5000], 100);
         digest.add(&data[1 << 19..], 1 << 19);
         assert_eq!(finish(&digest, &data), (blake3::hash(&data), 1 << 19));
+    }
+
+    #[test]
+    fn holes_are_not_read_and_nothing_is_once_it_is_stopped() {
+        const START: usize = 1 << 20;
+        let (mut data, written) = (vec![0; 3 * START], noise(64 << 10));
+        data[START..][..written.len()].copy_from_slice(&written);
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(data.len() as u64).expect("a length");
+        file.write_all_at(&written, START as u64).expect("written");
+        let (whole, lacking) = (RangeDigest::new(data.len() as u64), RangeDigest::new(data.len() as u64));
+        whole.add(&written, START as u64);
+        let finish = |digest: &RangeDigest, is_stopped: bool| {
+            where_calls_fail(&[libc::SYS_pread64], libc::EIO, || digest.finish_from(&file, || is_stopped))
+        };
+        assert_eq!(finish(&whole, false), Ok(blake3::hash(&data)));
+        assert_eq!(finish(&lacking, false), Err(Errno::IO), "there is data");
+        assert_eq!(finish(&whole, true), Err(Errno::CANCELED));
     }
 }

@@ -14,12 +14,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use rd_proto::tree::Time;
 use rd_proto::tree::answer::Digest;
 use rd_proto::tree::blocks::block_bytes;
+use rd_proto::tree::{Metadata, Time};
 use rustix::fs::{AtFlags, FallocateFlags, OFlags, Stat, fallocate, fstat, ioctl_ficlone, statat};
 use rustix::io::Errno;
 
+use super::THREADS_MAX;
 use super::elsewhere::Elsewhere;
 use super::judge::HAS_CHANGED;
 use crate::fs::direct::ALIGNMENT;
@@ -32,8 +33,8 @@ use crate::tree::Fault;
 const FILL_BYTES: u64 = 16 << 20;
 
 /// Maximum number of blocks of all open files, and number of blocks that a file may have beyond that. Each block takes
-/// 17 bytes, and 16 more while its file is filled. The limit is needed because the sender announces a file's length
-/// before any data comes.
+/// 17 bytes here, if there is an older file, and at the sender, and 16 more while its file is filled. The limit is
+/// needed because the sender announces a file's length before any data comes.
 const OPEN_BLOCKS_MAX: u64 = 4 << 20;
 const FEW_BLOCKS: u64 = 1 << 10;
 
@@ -45,6 +46,42 @@ pub(super) fn open_regular(directory: BorrowedFd<'_>, name: &[u8]) -> Option<(Ow
     let file = open_quietly(directory, name, flags).ok()?;
     let stat = fstat(&file).ok().filter(is_regular)?;
     Some((file, stat))
+}
+
+/// Whether the existing file has the size and time of the file to come. Then it most likely is that file, and an
+/// earlier transfer was interrupted after finishing it.
+pub(super) fn seems_finished(stat: &Stat, metadata: &Metadata<'_>, size: u64) -> bool {
+    let modified = (stat.st_mtime, stat.st_mtime_nsec as u32);
+    let expected = (metadata.modified.seconds, metadata.modified.nanoseconds);
+    stat.st_size as u64 == size && modified == expected
+}
+
+/// The blocks of a file. They count among those of all open files as long as this exists.
+#[derive(Debug)]
+pub(super) struct OpenBlocks {
+    /// Bytes in each block except the last.
+    pub bytes: u64,
+    count: u64,
+    /// Number of blocks of all open files, including this one.
+    all: Arc<AtomicU64>,
+}
+
+impl OpenBlocks {
+    /// Divides a file of `size` bytes. Blocks have at least `wanted` bytes, and more if all open files together have
+    /// many blocks.
+    pub fn new(size: u64, wanted: u64, all: &Arc<AtomicU64>) -> Self {
+        let room = OPEN_BLOCKS_MAX.saturating_sub(all.load(Relaxed));
+        let bytes = block_bytes(size, wanted.max(size.div_ceil((room / 4).max(FEW_BLOCKS))));
+        let count = size.div_ceil(bytes);
+        all.fetch_add(count, Relaxed);
+        Self { bytes, count, all: Arc::clone(all) }
+    }
+}
+
+impl Drop for OpenBlocks {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.count, Relaxed);
+    }
 }
 
 /// The existing file with which a large file is compared.
@@ -63,7 +100,7 @@ pub(super) struct Basis {
     /// Length of the new file in bytes.
     size: u64,
     /// Bytes in each block except the last.
-    pub block_bytes: u64,
+    block_bytes: u64,
     /// Whether the file being written already has all of the older file's data, so that none of it is written there.
     pub is_in_target: bool,
     /// Length of that file in bytes before it gets the length of the new file. Beyond it are zeros.
@@ -77,8 +114,6 @@ pub(super) struct Basis {
     /// Whether the new file is known to differ from the older one.
     is_changed: AtomicBool,
     blocks: Mutex<Vec<Block>>,
-    /// Number of blocks of all open files, including this one.
-    open_blocks: Arc<AtomicU64>,
 }
 
 /// Writes a piece of the older file to the new one, at a position.
@@ -99,21 +134,15 @@ enum Block {
 }
 
 impl Basis {
-    /// Takes an open file, before the file being written is set to its length. `size` is the length of the new file in
-    /// bytes. Blocks have at least `wanted` bytes, and more if all open files together have many blocks
-    /// (`open_blocks`).
+    /// Takes an open file, before the file being written is set to its length. `size` is the length of the new file,
+    /// and `block_bytes` that of its blocks, in bytes.
     pub fn new(
         (file, stat): (OwnedFd, Stat),
         elsewhere: Option<Box<Elsewhere>>,
         size: u64,
-        wanted: u64,
+        block_bytes: u64,
         keeps_holes: bool,
-        open_blocks: &Arc<AtomicU64>,
     ) -> Self {
-        let room = OPEN_BLOCKS_MAX.saturating_sub(open_blocks.load(Relaxed));
-        let block_bytes = block_bytes(size, wanted.max(size.div_ceil((room / 4).max(FEW_BLOCKS))));
-        let count = size.div_ceil(block_bytes);
-        open_blocks.fetch_add(count, Relaxed);
         Self {
             file,
             stat,
@@ -126,8 +155,7 @@ impl Basis {
             keeps_holes,
             may_have_holes: holes::may_be_in(&stat),
             is_changed: AtomicBool::new(stat.st_size as u64 != size),
-            blocks: Mutex::new(vec![Block::Unknown; count as usize]),
-            open_blocks: Arc::clone(open_blocks),
+            blocks: Mutex::new(vec![Block::Unknown; size.div_ceil(block_bytes) as usize]),
         }
     }
 
@@ -385,11 +413,11 @@ impl Basis {
             }
             Ok(())
         };
-        let threads = missing.len().div_ceil(at_once).min(crate::processors());
+        let threads = missing.len().div_ceil(at_once).min(crate::processors()).min(THREADS_MAX);
         thread::scope(|scope| {
             // If no more threads can be started, the current one does all the work.
-            let others: Vec<_> =
-                (1..threads).map_while(|_| thread::Builder::new().spawn_scoped(scope, work).ok()).collect();
+            let start = |_| thread::Builder::new().stack_size(256 << 10).spawn_scoped(scope, work).ok();
+            let others: Vec<_> = (1..threads).map_while(start).collect();
             let own = work();
             others.into_iter().fold(own, |outcome, other| outcome.and(other.join().expect("it does not panic")))
         })
@@ -407,7 +435,7 @@ fn aligned(scratch: &mut [u8]) -> &mut [u8] {
 }
 
 /// Makes a range of a new file zeros: a hole, if the file system supports that.
-fn clear(target: &OwnedFd, range: Range<u64>, scratch: &mut [u8]) -> Result<(), Errno> {
+pub(super) fn clear(target: &OwnedFd, range: Range<u64>, scratch: &mut [u8]) -> Result<(), Errno> {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     if range.is_empty() || fallocate(target, flags, range.start, range.end - range.start).is_ok() {
         return Ok(());
@@ -420,12 +448,6 @@ fn clear(target: &OwnedFd, range: Range<u64>, scratch: &mut [u8]) -> Result<(), 
         at += length as u64;
     }
     Ok(())
-}
-
-impl Drop for Basis {
-    fn drop(&mut self) {
-        self.open_blocks.fetch_sub(self.size.div_ceil(self.block_bytes), Relaxed);
-    }
 }
 
 #[cfg(test)]
@@ -450,7 +472,7 @@ mod tests {
             file.write_all_at(&[7; 3 * BLOCK], 0).expect("written");
             let (old, target) = (OwnedFd::from(file.try_clone().expect("it")), OwnedFd::from(file));
             let stat = fstat(&old).expect("it");
-            let mut basis = Basis::new((old, stat), None, 3 * BLOCK as u64, BLOCK as u64, true, &Arc::default());
+            let mut basis = Basis::new((old, stat), None, 3 * BLOCK as u64, BLOCK as u64, true);
             // Not every file system makes clones.
             let begin = || basis.begin(&target, in_place, is_local);
             where_calls_fail(&[libc::SYS_ioctl], 0, begin).expect("as if it were a clone");
@@ -486,7 +508,7 @@ mod tests {
         file.write_all_at(&[7; BLOCK as usize + 100], 0).expect("written");
         let (old, target) = (OwnedFd::from(file.try_clone().expect("it")), OwnedFd::from(file));
         let stat = fstat(&old).expect("it");
-        let mut basis = Basis::new((old, stat), None, BLOCK + 100, BLOCK, true, &Arc::default());
+        let mut basis = Basis::new((old, stat), None, BLOCK + 100, BLOCK, true);
         (basis.is_in_target, basis.target_bytes, basis.may_clear) = (true, BLOCK + 100, true);
         let write = |_: &[u8], _: u64| -> Result<(), Errno> { unreachable!("it is there") };
         let digest = |error: i32| {
@@ -512,7 +534,7 @@ mod tests {
             new.set_len(3 * BLOCK as u64).expect("a length");
             let (reader, target) = (OwnedFd::from(old.try_clone().expect("it")), OwnedFd::from(new));
             let stat = fstat(&reader).expect("it");
-            let basis = Basis::new((reader, stat), None, 3 * BLOCK as u64, BLOCK as u64, true, &Arc::default());
+            let basis = Basis::new((reader, stat), None, 3 * BLOCK as u64, BLOCK as u64, true);
             // From then on blocks are copied as they are hashed.
             basis.note_came(0, BLOCK as u64);
             let write = |data: &[u8], at| write_at(&target, data, at);
@@ -543,7 +565,7 @@ mod tests {
         old.write_all_at(&[7; 4 * BLOCK], 0).expect("written");
         let reader = OwnedFd::from(old.try_clone().expect("it"));
         let stat = fstat(&reader).expect("it");
-        let basis = Basis::new((reader, stat), None, 4 * BLOCK as u64, BLOCK as u64, false, &Arc::default());
+        let basis = Basis::new((reader, stat), None, 4 * BLOCK as u64, BLOCK as u64, false);
         let write = |data: &[u8], at| write_at(&new, data, at);
         let mut scratch = vec![0; SCRATCH_BYTES];
         let mut digests = || basis.digests(0..4, &new, &mut scratch, &write).expect("read");
@@ -579,7 +601,7 @@ mod tests {
             };
             touch(&old.1);
             let target = OwnedFd::from(File::open(&path).expect("there"));
-            let mut basis = Basis::new(old, None, BLOCK as u64, BLOCK as u64, false, &Arc::default());
+            let mut basis = Basis::new(old, None, BLOCK as u64, BLOCK as u64, false);
             basis.begin(&target, true, false).expect("the same file");
             if is_changed {
                 touch(&basis.stat);
@@ -604,7 +626,7 @@ mod tests {
             }
             let old = open_regular(directory.as_fd(), b"file").expect("there");
             let target = OwnedFd::from(File::open(&path).expect("there"));
-            let mut basis = Basis::new(old, None, BLOCK as u64, BLOCK as u64, false, &Arc::default());
+            let mut basis = Basis::new(old, None, BLOCK as u64, BLOCK as u64, false);
             basis.begin(&target, true, false).expect("the same file");
             let write = |_: &[u8], _: u64| -> Result<(), Errno> { unreachable!("it is there") };
             basis.digests(0..1, &target, &mut vec![0; SCRATCH_BYTES], &write).expect("read");
@@ -626,7 +648,7 @@ mod tests {
         file.write_all_at(&[7; 2 * BLOCK + 100], 0).expect("written");
         let [old, target] = [(); 2].map(|()| OwnedFd::from(file.try_clone().expect("it")));
         let stat = fstat(&old).expect("it");
-        let mut basis = Basis::new((old, stat), None, 6 * BLOCK as u64, BLOCK as u64, false, &Arc::default());
+        let mut basis = Basis::new((old, stat), None, 6 * BLOCK as u64, BLOCK as u64, false);
         basis.begin(&target, true, false).expect("the same file");
         file.set_len(6 * BLOCK as u64).expect("longer");
         let write = |_: &[u8], _: u64| -> Result<(), Errno> { unreachable!("it is there") };
@@ -651,7 +673,7 @@ mod tests {
             old.write_all_at(&data, 0).expect("written");
             let old = OwnedFd::from(old);
             let stat = fstat(&old).expect("it");
-            let basis = Basis::new((old, stat), None, 6 * BLOCK as u64, BLOCK as u64, false, &Arc::default());
+            let basis = Basis::new((old, stat), None, 6 * BLOCK as u64, BLOCK as u64, false);
             basis.is_changed.store(is_changed, Relaxed);
             assert_eq!(basis.blocks_at_once(), 4);
             let write = |data: &[u8], at| write_at(&new, data, at);
@@ -676,31 +698,21 @@ mod tests {
     /// A hostile sender announces that every file will be huge.
     #[test]
     fn blocks_of_all_open_files_are_bounded() {
-        const BLOCK_BYTES: usize = size_of::<Block>();
+        const BLOCK_BYTES: u64 = size_of::<Block>() as u64;
         const { assert!(BLOCK_BYTES == 17) };
-        let open_blocks = Arc::default();
+        let open_blocks: Arc<AtomicU64> = Arc::default();
         for _ in 0..2 {
-            let huge = |size: u64| {
-                let file = OwnedFd::from(tempfile::tempfile().expect("a file"));
-                let stat = fstat(&file).expect("it");
-                Basis::new((file, stat), None, size, 1 << 16, false, &open_blocks)
-            };
+            let huge = |size: u64| OpenBlocks::new(size, 1 << 16, &open_blocks);
             let first = huge(1 << 40);
-            assert_eq!(
-                (first.block_bytes, crate::locked(&first.blocks).len()),
-                (1 << 20, 1 << 20),
-                "one alone is not bounded"
-            );
+            assert_eq!((first.bytes, first.count), (1 << 20, 1 << 20), "one alone is not bounded");
             let mut all = vec![first];
             all.extend((1..super::super::SLOTS_MAX as u32).map(|number| huge(1 << (40 + number % 20))));
-            let count: usize = all.iter().map(|basis| crate::locked(&basis.blocks).len()).sum();
-            assert_eq!(count as u64, open_blocks.load(Relaxed));
+            let count: u64 = all.iter().map(|blocks| blocks.count).sum();
+            assert_eq!(count, open_blocks.load(Relaxed));
             assert!(count * BLOCK_BYTES <= 76 << 20, "{count}");
-            assert!(
-                all.iter().all(|basis| !crate::locked(&basis.blocks).is_empty() && basis.block_bytes.is_power_of_two())
-            );
+            assert!(all.iter().all(|blocks| blocks.count > 0 && blocks.bytes.is_power_of_two()));
             let small = huge(8 << 20);
-            assert_eq!(small.block_bytes, 1 << 16, "few blocks are as short as ever");
+            assert_eq!(small.bytes, 1 << 16, "few blocks are as short as ever");
             drop((all, small));
             assert_eq!(open_blocks.load(Relaxed), 0);
         }

@@ -42,6 +42,7 @@ const IS_EXCLUDED: &str = "is excluded; move that away, or use --delete-excluded
 const LEADS_TO_BACKUPS: &str = "leads to --backup-dir; use another directory for backups";
 const IS_MOUNTED: &str = "is a mount point, or a subvolume; unmount or delete that";
 const IS_STOPPED: &str = "was not deleted, because the copy was stopped";
+const IS_USED: &str = "is the cache of digests that this copy uses; move that away, or name another file";
 
 /// The names of a directory that the walk has not reached.
 pub(super) struct Extraneous {
@@ -247,6 +248,9 @@ impl Remover<'_> {
         let is_decided = self.trial.is_some_and(|trial| trial.borrow().first_kept.is_some());
         if is_decided || is_temporary_name(name.to_bytes()) || shared.is_stopped.load(Acquire) {
             return Ok(Met::Kept(IS_STOPPED));
+        }
+        if shared.cache.as_ref().is_some_and(|cache| cache.is_at(name.to_bytes(), || Ok(stat))) {
+            return Ok(Met::Kept(IS_USED));
         }
         if !is_directory {
             let kind = itemize::kind(FileType::from_raw_mode(stat.st_mode));

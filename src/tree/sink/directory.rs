@@ -232,6 +232,8 @@ impl OpenDirectory {
             Extension::Source { lacks_one } => Some(lacks_one),
             _ => None,
         });
+        // The sender says the same, but it may be hostile, and everything else in DST would be deleted.
+        entered.is_incomplete = AtomicBool::new(parent.is_top() && options.lists_some());
         entered.is_source = parent.is_top() || lacks_one.is_some();
         entered.lacks_source = parent.lacks_source || lacks_one == Some(true);
         // With `--existing` nothing is made in a new directory, so the sender must ask about each file.

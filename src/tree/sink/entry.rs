@@ -22,12 +22,12 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
-use super::basis::{Basis, Compared, open_regular};
+use super::basis::{Basis, Compared, OpenBlocks, open_regular, seems_finished};
 use super::directory::OpenDirectory;
 use super::itemize::{self, Coming};
 use super::judge;
 use super::links::link_again;
-use super::look::Look;
+use super::look::{Look, goes_on, has_data_left};
 use super::rehearse::Becomes;
 use super::target::{Partial, Way, publish};
 use super::unfinished::{Appended, has_bytes, have_same};
@@ -149,7 +149,7 @@ pub(super) fn reach_length(file: &OwnedFd, size: u64) -> Result<(), Errno> {
 }
 
 /// Where the page with the last byte begins. What lies before it may have its length before its data.
-fn last_page(size: u64) -> u64 {
+pub(super) fn last_page(size: u64) -> u64 {
     size.saturating_sub(1) / ALIGNMENT as u64 * ALIGNMENT as u64
 }
 
@@ -243,6 +243,8 @@ pub(super) struct Large {
     pub(super) name: Vec<u8>,
     metadata: OwnedMetadata,
     pub(super) size: u64,
+    /// Whether the sender leaves out holes of the file where it was given no digest.
+    pub(super) is_sparse: bool,
     /// The existing file, under the final name or elsewhere, with which the file is compared block by block.
     pub(super) basis: Option<Basis>,
     /// Set if data is appended to the existing file.
@@ -310,12 +312,11 @@ impl Large {
         };
         let is_appended = shared.options.append_verify && elsewhere.is_none() && old.as_ref().is_some_and(is_appended);
         let in_place = in_place || is_appended;
-        // The transfer may take long, so another one can resume the file if this one is killed. A file with holes is
-        // not resumed, because the data left may lie where the holes are.
-        let is_lasting = may_resume && !is_sparse;
+        // The sender of a broadcast asks for no digests. Data that is left would stay where the source has holes.
+        let may_adopt = may_resume && !(is_sparse && shared.awaits_proof);
         let partial = match in_place {
             true => Partial::in_place(directory, name, size, old.is_some())?,
-            false => Partial::named(directory, name, is_lasting)?,
+            false => Partial::named(directory, name, may_adopt)?,
         };
         let is_device = matches!(partial.way, Way::Device);
         if is_device && is_sparse && !is_compared {
@@ -325,10 +326,14 @@ impl Large {
             true => Some((fcntl_dupfd_cloexec(&partial.file, 0)?, described(&partial.file)?)),
             false => old,
         };
-        let wanted = if is_compared { BLOCK_BYTES_MIN } else { shared.block_bytes };
-        let mut basis = old.map(|old| Basis::new(old, elsewhere, size, wanted, is_sparse, &shared.open_blocks));
+        let has_left = goes_on(&partial, is_sparse, size).inspect_err(|_| partial.remove(directory, name))?;
+        // A sparse file's block that differs comes with its holes, so it should be short.
+        let wanted = if is_compared || is_sparse { BLOCK_BYTES_MIN } else { shared.block_bytes };
+        let blocks = (has_left || old.is_some()).then(|| OpenBlocks::new(size, wanted, &shared.open_blocks));
+        let old = old.zip(blocks.as_ref());
+        let mut basis = old.map(|(old, blocks)| Basis::new(old, elsewhere, size, blocks.bytes, is_sparse));
         let prepared = match &mut basis {
-            Some(basis) if !partial.is_adopted => basis.begin(&partial.file, in_place, shared.is_local),
+            Some(basis) if !has_left => basis.begin(&partial.file, in_place, shared.is_local),
             _ => Ok(()),
         };
         // A file in place that already has its length keeps its time until something is written.
@@ -339,18 +344,20 @@ impl Large {
         // So such files have their length first up to the last page, which goes through the cache.
         let is_in_target = basis.as_ref().is_some_and(|basis| basis.is_in_target);
         let is_new = matches!(partial.way, Way::Named(_)) && !is_in_target;
-        let least = match is_new {
-            true if is_sparse || shared.writes.are_direct(size) => last_page(size),
-            true => 0,
-            false => size,
+        let (least, most) = match is_new {
+            true if is_sparse => (last_page(size), last_page(size)),
+            true if shared.writes.are_direct(size) => (last_page(size), size),
+            true => (0, size),
+            false => (size, size),
         };
         let set_length = || {
             if has_length {
                 return Ok(());
             }
-            // A file of an earlier transfer may be longer, and so may one that was cloned in part.
+            // A file of an earlier transfer may be longer, and so may one that was cloned in part. A sparse one then
+            // lacks its last page, too: it may have little else than its length.
             let there = fstat(&partial.file)?.st_size as u64;
-            let length = there.clamp(least, size);
+            let length = there.clamp(least, most);
             if length == there {
                 return Ok(());
             }
@@ -371,7 +378,7 @@ impl Large {
         let kind = if is_device { 0 } else { fstatfs(&partial.file).map_or(0, |system| system.f_type as u32) };
         let waits = !is_cache_only(kind) && (shared.options.reads_back() || shared.writes.are_direct(size));
         let is_serial = is_serial(kind) && !waits;
-        let comes_whole = !partial.is_adopted && basis.is_none();
+        let comes_whole = blocks.is_none();
         let replaces = matches!(partial.way, Way::Named(_)) && directory.has(name);
         let write_out = WriteOut::new(kind, replaces, is_device || shared.options.syncs());
         Ok(Self {
@@ -379,14 +386,15 @@ impl Large {
             bypass: WriteBypass::default(),
             write_out,
             size,
+            is_sparse,
             is_serial,
             waiting: Mutex::default(),
             basis,
             appended,
             differs,
-            look: Look::default(),
+            look: Look::new(has_left, blocks),
             is_kept: OnceLock::new(),
-            is_lasting,
+            is_lasting: may_resume,
             name: name.to_vec(),
             metadata: OwnedMetadata::new(metadata),
             is_complete: AtomicBool::new(false),
@@ -455,10 +463,7 @@ impl Large {
         let has = |length| has_bytes(file, &data[..length], position);
         let there = self.appended.as_ref().map_or(0, |appended| appended.there(position, data.len(), has));
         let (rest, from) = (&data[there..], position + there as u64);
-        let written = match self.is_made_hole(rest, from) {
-            true => Ok(()),
-            false => self.write_past(rest, from),
-        };
+        let written = if self.is_made_hole(rest, from) { Ok(()) } else { self.write_past(rest, from) };
         let written = written.and_then(|()| self.begin_writing_out(data.len()));
         match written.and_then(|()| check_stored(&self.shared, file, data, position)) {
             Ok(()) => {
@@ -485,13 +490,13 @@ impl Large {
         write(last, position + before as u64)
     }
 
-    /// Makes the range a hole if the file is sparse and the data is zero; returns whether it did. For a sparse file
-    /// that is compared, the sender sends holes as zeros if the receiver has other data there, which may already have
-    /// been copied into the file.
+    /// Makes the range a hole if the file is sparse and the data is zero; returns whether it did. The sender sends
+    /// holes as zeros if the receiver has told of other data there, which may be in the file already.
     fn is_made_hole(&self, data: &[u8], position: u64) -> bool {
         let is_new = matches!(self.partial.way, Way::Nameless | Way::Named(_) | Way::Unseen);
         is_new
-            && self.basis.as_ref().is_some_and(|basis| basis.keeps_holes)
+            && self.is_sparse
+            && self.look.blocks.is_some()
             && is_zero(data)
             && fallocate(
                 &self.partial.file,
@@ -553,10 +558,11 @@ impl Large {
     }
 
     /// Whether the file may become a clone of its source. Blocks of an older file that are copied as they are hashed
-    /// would be written over those of the clone, and nothing is copied into a clone afterwards.
+    /// would be written over those of the clone, holes would be made in it, and nothing is copied into a clone afterwards.
     pub(super) fn may_share(&self) -> bool {
         self.shared.options.sparse
             && self.appended.is_none()
+            && !self.may_clear()
             && self.basis.as_ref().is_none_or(|basis| basis.is_in_target)
     }
 
@@ -612,7 +618,7 @@ impl Large {
     /// Lists the file, which has its final name, in the manifest.
     fn list(&self) {
         let Some(digest) = &self.digest else { return self.directory.list(&self.name, Medium::Cache) };
-        match digest.finish_from(&self.partial.file) {
+        match digest.finish_from(&self.partial.file, || self.shared.is_stopped.load(Relaxed)) {
             Ok(digest) => self.directory.list_file(&self.name, &self.partial.file, digest),
             Err(error) if self.shared.is_bound() => self.shared.report_unread(&self.path(), error.into(), false),
             Err(error) => self.shared.report(&self.path(), error),
@@ -734,14 +740,6 @@ impl Large {
     }
 }
 
-/// Whether the existing file has the size and time of the file to come. Then it most likely is that file, and an
-/// earlier transfer was interrupted after finishing it.
-fn seems_finished(stat: &Stat, metadata: &Metadata<'_>, size: u64) -> bool {
-    let modified = (stat.st_mtime, stat.st_mtime_nsec as u32);
-    let expected = (metadata.modified.seconds, metadata.modified.nanoseconds);
-    stat.st_size as u64 == size && modified == expected
-}
-
 impl Drop for Large {
     fn drop(&mut self) {
         let is_published = self.settle();
@@ -751,7 +749,11 @@ impl Drop for Large {
         // If the transfer itself was given up, the next one can resume a large file.
         let is_given_up =
             self.is_lasting && self.shared.is_stopped.load(Acquire) && self.shared.is_trusted.load(Relaxed);
-        let is_kept = !is_published && is_given_up && !self.is_worthless.load(Relaxed);
+        let is_usable = || match self.partial.way {
+            Way::Named(_) if self.is_sparse => has_data_left(&self.partial.file, self.size),
+            _ => true,
+        };
+        let is_kept = !is_published && is_given_up && !self.is_worthless.load(Relaxed) && is_usable();
         if let (true, Way::Named(beside)) = (is_kept, &self.partial.way) {
             // This includes data left by earlier transfers, but not blocks that XFS has reserved beyond the end.
             let held = |stat: Stat| (stat.st_blocks as u64 * 512).min(stat.st_size as u64).min(self.size);

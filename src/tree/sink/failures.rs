@@ -115,6 +115,10 @@ impl Shared {
     }
 
     fn note_failure(&self, path: &[u8], fault: Fault, is_fatal: bool) {
+        // An entry that was given up because everything was is not why.
+        if fault.errno() == Some(Errno::CANCELED) && self.is_stopped.load(Acquire) {
+            return;
+        }
         let fact = fault.into_fact(OsStr::from_bytes(path));
         let mut failures = crate::locked(&self.failures);
         if is_fatal {

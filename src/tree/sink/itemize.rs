@@ -50,7 +50,7 @@ pub(super) fn differing(
     let lacks_acl = options.xattrs
         && rights.may_set(ACCESS_ACL)
         && described.xattrs.iter().any(|(name, _)| name == ACCESS_ACL)
-        && shared.setter.is_impossible(stat.st_dev, ACCESS_ACL);
+        && shared.setter.is_impossible(entry, stat.st_dev, ACCESS_ACL);
     let permitted = if lacks_acl { 0o7707 } else { 0o7777 };
     let bits = bits([
         (differs::TIME, has_time),
@@ -66,7 +66,7 @@ pub(super) fn differing(
 fn differing_xattrs(shared: &Shared, entry: Object<'_>, stat: &Stat, described: Xattrs<'_>, rights: Rights<'_>) -> u16 {
     let mut reader = Reader::default();
     let Ok(there) = reader.read(&shared.options, entry, stat) else { return differs::XATTRS };
-    unequal(there.xattrs, described, rights, |name| shared.setter.is_impossible(stat.st_dev, name))
+    unequal(there.xattrs, described, rights, |name| shared.setter.is_impossible(entry, stat.st_dev, name))
 }
 
 /// Compares extended attributes that are there with those described.

@@ -2,30 +2,38 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use rd_proto::tree::Answer;
-use rd_proto::tree::answer::{DIGESTS_MAX, Digest};
-use rd_proto::tree::blocks::block_bytes;
-use rustix::fs::{SeekFrom, seek};
+use rd_proto::tree::answer::{BLOCK_BYTES_MIN, DIGESTS_MAX, Digest};
+use rustix::fs::{SeekFrom, ftruncate, seek};
 use rustix::io::Errno;
 
 use super::TreeSink;
-use super::basis::SCRATCH_BYTES;
-use super::entry::Large;
+use super::basis::{OpenBlocks, SCRATCH_BYTES, clear};
+use super::entry::{Large, last_page};
 use super::jobs::Job;
-use super::target::Way;
+use super::target::{Partial, Way};
+use crate::fs::holes::{data_from, is_hole};
 use crate::fs::{evict, hash_range};
 use crate::tree::digest_cache::OfBlocks;
 
 /// Number of bytes hashed before the digests of their blocks go to the sender.
 const ANSWER_DUE_BYTES: u64 = 8 << 20;
 
-/// Progress of hashing a file.
+/// The same of a sparse file: hashing a TiB of holes takes no time, but 131072 answers do.
+const SPARSE_DUE_BYTES: u64 = 256 << 20;
+
+/// What of a file is hashed, and how far that is.
 #[derive(Debug, Default)]
 pub(super) struct Look {
+    /// Whether the partial file has data of an earlier transfer.
+    has_left: bool,
+    /// The blocks of the file; `None` if there is nothing to look at.
+    pub blocks: Option<OpenBlocks>,
     /// The first part that no thread has taken.
     next: AtomicU64,
     parts: Mutex<Parts>,
@@ -41,6 +49,35 @@ struct Parts {
     of_blocks: OfBlocks,
 }
 
+impl Look {
+    pub fn new(has_left: bool, blocks: Option<OpenBlocks>) -> Self {
+        Self { has_left, blocks, ..Self::default() }
+    }
+}
+
+/// Whether an earlier transfer has left data of use in a partial file. If not, the file is made empty.
+///
+/// # Errors
+///
+/// Fails if it cannot be made empty: the data would stay where the source has holes.
+pub(super) fn goes_on(partial: &Partial, is_sparse: bool, size: u64) -> Result<bool, Errno> {
+    let has_left = partial.is_adopted && (!is_sparse || has_data_left(&partial.file, size));
+    if partial.is_adopted && !has_left {
+        ftruncate(&partial.file, 0)?;
+    }
+    Ok(has_left)
+}
+
+/// Whether the partial file of a sparse file has data, and the file system tells where. Some cannot, such as NFS before
+/// version 4.2: the file has most of its length from the beginning, and all of that would be read to find what little
+/// there is. Sets the length to `size` bytes, without the last page, which has always to come again.
+pub(super) fn has_data_left(file: &OwnedFd, size: u64) -> bool {
+    // Then there is a hole: where the last page was.
+    let is_set = ftruncate(file, last_page(size)).and_then(|()| ftruncate(file, size));
+    let (start, end) = data_from(file, 0, size);
+    is_set.is_ok() && (1..size).contains(&(end - start))
+}
+
 impl TreeSink {
     /// Has threads hash what exists of a file. One thread is left to write data that arrives meanwhile.
     pub(super) fn have_looked(&self, large: &Arc<Large>, item: u32) {
@@ -50,30 +87,36 @@ impl TreeSink {
 }
 
 impl Large {
-    fn block_bytes(&self) -> u64 {
-        self.basis.as_ref().map_or_else(|| block_bytes(self.size, self.shared.block_bytes), |basis| basis.block_bytes)
+    pub(super) fn block_bytes(&self) -> u64 {
+        self.look.blocks.as_ref().map_or(BLOCK_BYTES_MIN, |blocks| blocks.bytes)
+    }
+
+    /// Whether blocks left by an earlier copy may be made holes.
+    pub(super) fn may_clear(&self) -> bool {
+        self.is_sparse && self.look.has_left
     }
 
     /// Number of blocks of the file, and number of blocks in a part. Each part is one answer.
     fn parts(&self) -> (u64, u64) {
         let block_bytes = self.block_bytes();
-        let at_once = (ANSWER_DUE_BYTES / block_bytes).clamp(1, DIGESTS_MAX as u64);
+        let due = if self.is_sparse { SPARSE_DUE_BYTES } else { ANSWER_DUE_BYTES };
+        let at_once = (due / block_bytes).clamp(1, DIGESTS_MAX as u64);
         (self.size.div_ceil(block_bytes), at_once)
     }
 
     /// Number of threads that can hash at once.
     fn lookers(&self) -> usize {
         let (count, at_once) = self.parts();
-        if self.partial.is_adopted || self.basis.is_some() { count.div_ceil(at_once).max(1) as usize } else { 1 }
+        if self.look.blocks.is_some() { count.div_ceil(at_once).max(1) as usize } else { 1 }
     }
 
     /// Tells the sender what the file already holds: a digest for each complete block. The sender compares the digests
     /// it has received meanwhile. Called by each of the threads that do this.
     pub fn look(&self, item: u32) {
-        if !self.partial.is_adopted && self.basis.is_none() {
+        if self.look.blocks.is_none() {
             return self.shared.answer(Answer::nothing(item));
         }
-        if self.partial.is_adopted && self.shared.options.syncs() {
+        if self.look.has_left && self.shared.options.syncs() {
             let _ = self.evict_once();
         }
         let (block_bytes, (count, at_once)) = (self.block_bytes(), self.parts());
@@ -139,7 +182,7 @@ impl Large {
 
     fn look_at_part(&self, blocks: Range<usize>, scratch: &mut [u8]) -> Vec<Digest> {
         let at_once = match &self.basis {
-            Some(basis) if !self.partial.is_adopted => basis.blocks_at_once(),
+            Some(basis) if !self.look.has_left => basis.blocks_at_once(),
             _ => 1,
         };
         let mut digests = Vec::with_capacity(blocks.len());
@@ -159,8 +202,8 @@ impl Large {
         if self.shared.is_stopped.load(Relaxed) || self.has_failed.load(Relaxed) {
             return Ok(vec![None; numbers.len()]);
         }
-        if self.partial.is_adopted
-            && let Some(digest) = self.look_at_adopted(numbers.start, scratch)
+        if self.look.has_left
+            && let Some(digest) = self.look_at_adopted(numbers.start, scratch)?
         {
             return Ok(vec![Some(digest)]);
         }
@@ -171,21 +214,29 @@ impl Large {
     }
 
     /// Returns the digest of a block that an earlier transfer has left; `None` if it is not whole, or not on the disk
-    /// where it must be.
-    fn look_at_adopted(&self, number: usize, scratch: &mut [u8]) -> Digest {
+    /// where it must be. A block of a sparse file is whole if it has any data. Otherwise all of it becomes a hole: the
+    /// sender leaves out holes of a block without a digest, and data would stay where they are.
+    ///
+    /// # Errors
+    ///
+    /// Fails if data that must not stay cannot be cleared.
+    fn look_at_adopted(&self, number: usize, scratch: &mut [u8]) -> Result<Digest, Errno> {
         let (file, start) = (&self.partial.file, number as u64 * self.block_bytes());
         let length = self.block_bytes().min(self.size - start);
-        if !seek(file, SeekFrom::Hole(start)).is_ok_and(|hole| hole >= start + length) {
-            return None;
-        }
         // Data that is kept counts as read back from the disk. The cache alone does not show that data could not be
         // written, once another process has been told of the failure.
-        let options = &self.shared.options;
-        if options.syncs() && self.evict_once().is_err() {
-            return None;
+        let is_stable = !self.shared.options.syncs() || self.evict_once().is_ok();
+        if self.is_sparse && is_stable && is_hole(file, start, length) {
+            return Ok(None);
         }
-        let digest = hash_range(file, start, length, scratch).ok()?;
-        self.basis.iter().for_each(|basis| basis.note_stands(number));
-        Some(digest)
+        let is_whole = || self.is_sparse || seek(file, SeekFrom::Hole(start)).is_ok_and(|hole| hole >= start + length);
+        let digest = if is_stable && is_whole() { hash_range(file, start, length, scratch).ok() } else { None };
+        if digest.is_some() {
+            self.basis.iter().for_each(|basis| basis.note_stands(number));
+        } else if self.is_sparse {
+            // The last page is not there.
+            clear(file, start..last_page(self.size).min(start + length), scratch)?;
+        }
+        Ok(digest)
     }
 }

@@ -10,12 +10,12 @@ use std::thread::JoinHandle;
 
 use blake3::Hash;
 use flume::{Sender, bounded};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, major, minor, openat, readlinkat, statat};
+use rustix::fs::{AtFlags, FileType, OFlags, Stat, fstat, major, minor, readlinkat, statat};
 use rustix::io::Errno;
 
 use super::directory::OpenDirectory;
 use super::{Shared, TreeSink};
-use crate::fs::identity;
+use crate::fs::{identity, open_quietly};
 use crate::tree::Fault;
 use crate::tree::contents::{self, Job, Medium};
 use crate::tree::entries::{self, EntryStream};
@@ -205,7 +205,7 @@ impl OpenDirectory {
         let kind = match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => {
                 let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-                let file = openat(&self.fd, name, flags, Mode::empty());
+                let file = open_quietly(&self.fd, name, flags);
                 let file = file.map_err(|error| Fault::Explained(error, UNREAD))?;
                 if identity(&fstat(&file)?) != identity(&stat) {
                     return Err(Fault::Explained(Errno::STALE, UNREAD));

@@ -142,11 +142,14 @@ impl Large {
             return None;
         }
         let all = RangeDigest::new(self.size);
+        let is_stopped = || self.shared.is_stopped.load(Relaxed);
         let found = match &self.basis {
             Some(basis) if basis.is_all(self.directory.fd.as_fd(), &self.name) => {
-                all.finish_from(basis.file()).map_err(Fault::from)
+                all.finish_from(basis.file(), is_stopped).map_err(Fault::from)
             }
-            _ => self.fill().and_then(|()| Ok(self.digest.as_ref().unwrap_or(&all).finish_from(&self.partial.file)?)),
+            _ => self
+                .fill()
+                .and_then(|()| Ok(self.digest.as_ref().unwrap_or(&all).finish_from(&self.partial.file, is_stopped)?)),
         };
         let fail = |fault: &Fault| {
             self.fail_once(fault.clone());
@@ -230,7 +233,8 @@ mod tests {
         assert_eq!(run(), (Err(Refused::Forged), 0), "it can be read");
     }
 
-    /// Its holes are read for its digest: at the top before it gets its name, and further down after that.
+    /// A range that cannot be joined with others is read for the digest: at the top before the file gets its name, and
+    /// further down after that.
     #[test]
     fn nor_does_a_new_file_that_cannot_be_read_back() {
         const SIZE: u64 = 1 << 20;
@@ -243,8 +247,8 @@ mod tests {
             }
             let file = Record::Large { name: b"f", metadata, item: 1, size: SIZE, is_sparse: true };
             sink.push(0, 0, chunk(&[file]))?;
-            sink.push(1, 0, Arc::new(vec![7; 4096]))?;
-            sink.push(0, 0, chunk(&[Record::Closed { item: 1, data_bytes: 4096, is_intact: true }]))?;
+            sink.push(1, 0, Arc::new(vec![7; 4000]))?;
+            sink.push(0, 0, chunk(&[Record::Closed { item: 1, data_bytes: 4000, is_intact: true }]))?;
             if !is_held {
                 sink.push(0, 0, chunk(&[Record::Leave]))?;
             }

@@ -50,7 +50,7 @@ pub(super) struct Shared {
     /// Permission bits that new entries do not get if modes are not kept.
     pub(super) umask: u32,
     /// Whether nothing more is to be made, after a failure that stops everything or because the sink was told to stop.
-    pub(super) is_stopped: AtomicBool,
+    pub(super) is_stopped: Arc<AtomicBool>,
     /// Whether the sender has kept to the protocol, so that its data may be resumed.
     pub(super) is_trusted: AtomicBool,
     pub(super) can_link_nameless: AtomicBool,
@@ -164,6 +164,11 @@ impl OpenDirectory {
         if self.is_unseen && (is_synced || !shared.is_local && is_compared()) {
             shared.counts.resumable_bytes.fetch_add(size, Relaxed);
         }
+    }
+
+    /// Whether the entry of this name is the cache of digests.
+    pub(super) fn is_cache(&self, name: &[u8]) -> bool {
+        self.shared.cache.as_ref().is_some_and(|cache| cache.is_at(name, || self.stat(name)))
     }
 
     /// Tries again as long as another transfer holds the partial name `beside`.

@@ -629,7 +629,7 @@ fn a_file_that_is_being_synced_is_one_to_go_on_with() {
     let scratch = Scratch::new();
     let metadata = Metadata { uid: 12, gid: 34, ..META };
     let large = Record::Large { name: b"large", metadata, item: 1, size: SIZE, is_sparse: false };
-    assert!(Record::awaits_have(SIZE, false));
+    assert!(Record::awaits_have(SIZE));
     // EROFS stands for a kill: a failure that stops everything leaves a file to resume. EIO leaves none, because the
     // page cache may hold data that is not on the disk.
     let fails = |errno| {
@@ -659,6 +659,16 @@ fn a_file_that_is_being_synced_is_one_to_go_on_with() {
     let answer = looked.lock().expect("no panic").take().expect("it was asked");
     let Answer::Blocks { digests, .. } = &answer else { panic!("{answer:?}") };
     assert!(!digests.is_empty() && digests.iter().all(Option::is_some), "{answer:?}");
+}
+
+#[test]
+fn why_nothing_can_be_written_is_told() {
+    let scratch = Scratch::new();
+    let made = where_calls_fail(&[libc::SYS_clone, libc::SYS_clone3], libc::EAGAIN, || {
+        TreeSink::new(&scratch.dst(), TreeOptions::default(), Box::new(|_| {})).map(drop)
+    });
+    let detail = String::from_utf8(made.expect_err("no thread").detail).expect("text");
+    assert!(detail.contains(&format!("os error {}", libc::EAGAIN)), "{detail}");
 }
 
 /// Runs all tests above once more without root's rights.

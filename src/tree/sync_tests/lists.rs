@@ -7,7 +7,7 @@ use super::super::Only;
 use super::*;
 use crate::fs::close::tests::fail_where;
 use crate::fs::{PARTIAL, name_beside};
-use crate::options::Generations;
+use crate::options::{Generations, Listed};
 use crate::tree::delta_tests::copy_meanwhile;
 use crate::tree::walk::hook;
 
@@ -610,6 +610,46 @@ fn what_may_have_come_from_an_empty_source_stays() {
         assert_eq!(["root/old", "root/d/old"].map(|name| scratch.path().join(name).exists()), kept, "{report:?}");
         assert_eq!(report.figures.failed, kept.iter().filter(|&&is_kept| is_kept).count() as u64, "{report:?}");
         assert!(report.failures.iter().all(|fact| fact.detail.starts_with(b"was not emptied: ")), "{report:?}");
+    }
+}
+
+/// A line's delay is paid once, and not for each directory.
+#[test]
+fn directories_are_listed_before_any_answer_has_come() {
+    const DIRECTORIES: usize = 200;
+    let scratch = scratch();
+    for number in 0..DIRECTORIES {
+        plant(&scratch.path().join(number.to_string()), &[("f", "1")]);
+    }
+    let roots = vec![Root::new(scratch.path(), "root")];
+    let source = TreeSource::new(roots, PART_BYTES, sync(), Arc::default()).expect("a source").local();
+    let (mut target, mut listed) = (vec![0; PART_BYTES], 0);
+    // Within a host a source that has to wait says so.
+    while let Next::Part(part) = source.next(&mut target, PART_BYTES, &Tally::default()) {
+        let mut records = &target[..part.length];
+        while let Some(record) = Record::decode(&mut records).expect("records") {
+            listed += usize::from(matches!(record, Record::Listed { .. }));
+        }
+    }
+    assert_eq!(listed, DIRECTORIES);
+}
+
+/// An honest sender says that more may be there. What is deleted below the top is its word in any case.
+#[test]
+fn beside_what_is_listed_nothing_is_deleted_whatever_the_sender_says() {
+    let metadata = Metadata { mode: 0o755, ..Metadata::ZERO };
+    let root = Record::Directory { name: b"root", metadata };
+    let file = Record::File { name: b"f", metadata, data: b"1" };
+    let records = [root, file, Record::Leave, Record::End { failures: 0 }];
+    for (listed, is_kept) in [(Some(Listed::Part), true), (Some(Listed::Root), false), (None, false)] {
+        for options in [TreeOptions { delete: true, ..sync() }, deleting_after()] {
+            let scratch = scratch();
+            plant(scratch.path(), &[("root/old", "1"), ("root/d/old", "2")]);
+            let report = taken(&TreeOptions { listed, ..options }, scratch.path(), &records).expect("a tree");
+            assert_eq!(report.figures.failed, 0, "{:?}", report.failures);
+            let are_there = ["root/old", "root/d/old"].map(|name| scratch.path().join(name).exists());
+            assert_eq!(are_there, [is_kept; 2], "{listed:?}");
+        }
     }
 }
 

@@ -56,7 +56,7 @@ impl Recorder {
             self.items = item;
             self.open.insert(item, Open { inode, names: 0, spent: Vec::new() });
             let (stat, path, bypass) = (*stat, path(), Bypass::default());
-            let awaits_blocks = is_awaited || Record::awaits_have(size, is_sparse);
+            let awaits_blocks = is_awaited || Record::awaits_have(size);
             self.opened.push(LargeFile { item, file, stat, path, is_sparse, awaits_blocks, bypass });
         }
         Ok((step, item))
@@ -108,7 +108,7 @@ fn small_file(
 }
 
 /// Whether a file has holes to leave out. Few blocks may also mean a file system that compresses. Its small files are
-/// to travel in their records, and what has arrived of a large one is to be kept if the transfer is cut.
+/// to travel in their records, and what has arrived of a large one is to be kept wherever the transfer is cut.
 pub(super) fn is_sparse(file: &OwnedFd, stat: &Stat) -> bool {
     let size = stat.st_size as u64;
     let may_be = size > BLOCK_BYTES && holes::may_be_in(stat);

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rd_proto::tree::{Metadata, PATH_BYTES_MAX, Record, Special};
-use rustix::fs::{Stat, fstat, readlinkat_raw};
+use rustix::fs::{FileType, Stat, fstat, readlinkat_raw};
 use rustix::io::Errno;
 
 use super::place::{Entry, Layer, Place};
@@ -89,6 +89,8 @@ impl Recorder {
         }
         let (name, metadata) = (entry.name, Metadata::ZERO);
         let record = match options.symlinks && !options.safe_links {
+            // The cache of digests. No option leaves out a file.
+            _ if entry.kind == FileType::RegularFile => Record::Vanished { name },
             true => Record::Special { name, metadata, kind: Special::Fifo, device: (0, 0) },
             // A target that leads out of any directory.
             false => Record::Symlink { name, metadata, target: b"/" },

@@ -94,8 +94,8 @@ pub struct Entry<'a> {
     pub follow: bool,
     /// Set if the link is followed because it stands for a directory in a listed path.
     pub way: Option<Way>,
-    /// Whether an option leaves the entry out by its kind, not by its name. Then what has its name at the destination
-    /// stays.
+    /// Whether an option leaves the entry out by its kind, not by its name, or the entry is the cache of digests. Then
+    /// what has its name at the destination stays.
     pub is_passed_over: bool,
 }
 
@@ -204,6 +204,12 @@ impl Place {
             (Some(selected), Some(level)) if self.levels.len() > 1 => selected.lists(&level.scope, name),
             _ => (false, true),
         }
+    }
+
+    /// Whether an entry of the last level is itself in the user's list, and not only a directory that it is in.
+    pub fn is_named(&self, name: &[u8]) -> bool {
+        let selected = self.selected.as_ref().zip(self.levels.last()).filter(|(selected, _)| !selected.is_watched);
+        selected.is_some_and(|(selected, level)| selected.are_listed(&level.scope, name).1)
     }
 
     /// Whether the user has listed an entry of the last level.

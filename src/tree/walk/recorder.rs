@@ -26,13 +26,11 @@ use crate::options::TreeOptions;
 use crate::tree::digest_cache::DigestCache;
 use crate::tree::metadata::Reader;
 use crate::tree::patterns::Patterns;
-use crate::tree::{Fault, IS_LEFTOVER, stats};
+use crate::tree::{Fault, HAS_VANISHED, IS_LEFTOVER, stats};
 
 /// Why the mark of an unfinished entry is not passed over like what else an interrupted copy leaves.
 const IS_MARK: &str =
     "marks an entry beside it as unfinished, whose copy would count as complete; finish or remove that entry";
-
-const HAS_VANISHED: &str = "disappeared before it was copied";
 
 /// Maximum number of marks whose entries are looked for at once.
 const MARKS_MAX: usize = if cfg!(test) { 4 } else { 16 << 10 };
@@ -256,6 +254,11 @@ impl Recorder {
                 return Err(Fault::Detail("is nested too deeply"));
             }
             FileType::Directory if !self.options.recursive => return Err(Errno::ISDIR.into()),
+            FileType::RegularFile if self.is_cache(place, entry, seen.as_ref()) => {
+                // Its directory may not have told.
+                entry.kind = kind;
+                false
+            }
             FileType::Directory | FileType::RegularFile => true,
             kind if self.is_image(place, kind) => true,
             FileType::Symlink => self.options.symlinks && !is_skipped,
@@ -263,6 +266,16 @@ impl Recorder {
         };
         entry.is_passed_over = !is_wanted;
         Ok(is_wanted.then_some((kind, seen)))
+    }
+
+    /// Whether a file is the cache of digests, which changes while it is read, and is not what the user has named.
+    fn is_cache(&self, place: &Place, entry: &Entry<'_>, seen: Option<&(OwnedFd, Stat)>) -> bool {
+        let stat = || match seen {
+            Some((_, stat)) => Ok(*stat),
+            None => statat(entry.at, entry.path, AtFlags::SYMLINK_NOFOLLOW),
+        };
+        let cache = self.cache.as_ref().filter(|_| place.levels.len() > 1 && !place.is_named(entry.name));
+        cache.is_some_and(|cache| cache.is_at(entry.path.to_bytes(), stat))
     }
 
     /// Writes an entry's record, and records in `visited` what the caller needs to know about the entry.

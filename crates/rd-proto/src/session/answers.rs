@@ -25,8 +25,11 @@ pub(super) struct Outgoing {
     first: u64,
     /// Unacknowledged answers, each with the lane that carries it.
     kept: VecDeque<(Vec<u8>, Option<LaneId>)>,
-    /// Number of time-outs since the sender's last acknowledgement, while a lane could have brought one.
+    /// Number of time-outs since the sender's last acknowledgement, while a lane could have brought one and brought no
+    /// chunk either.
     ticks: u32,
+    /// [`Lanes::carried_mark`] at the last time-out.
+    mark: u64,
 }
 
 impl Outgoing {
@@ -66,10 +69,12 @@ impl Outgoing {
     }
 
     /// Handles the passing of time. Returns whether the sender has failed to acknowledge the first answer for too long
-    /// although the lane that carries it is up.
+    /// although the lane that carries it is up. On a slow line, an acknowledgement arrives behind chunks that were sent
+    /// before it. A sender that goes on without one fills the receiver's pool, and then no chunk comes.
     pub fn is_overdue(&mut self, lanes: &Lanes) -> bool {
         let is_carried = self.kept.front().is_some_and(|(_, by)| by.is_some_and(|by| lanes.is_up(by)));
-        self.ticks = if is_carried && !lanes.is_peer_paused() { self.ticks + 1 } else { 0 };
+        let comes = std::mem::replace(&mut self.mark, lanes.carried_mark()) != lanes.carried_mark();
+        self.ticks = if is_carried && !comes && !lanes.is_peer_paused() { self.ticks + 1 } else { 0 };
         TICK * self.ticks > ANSWER_WAIT
     }
 }

@@ -75,6 +75,18 @@ const REST_MAX: Duration = Duration::from_secs(160);
 /// start anew.
 const OTHER_LINE: f64 = 1.5;
 
+/// How long each half of the window lasts in which the shortest round trip is looked for. It may have become longer for
+/// good. A queue that never drains looks the same, so fewer lanes must have been tried before.
+const SHORTEST_HALF: Duration = Duration::from_secs(60);
+
+/// The same for the round trips that are compared with the shortest one. A queue makes all of them longer, jitter only
+/// some.
+const LATEST_HALF: Duration = Duration::from_millis(500);
+
+/// Packets are queued on the way if even the shortest of the latest round trips exceeds the shortest one by more than a
+/// quarter plus this time.
+const QUEUE_MIN: Duration = Duration::from_millis(1);
+
 /// How many times the data on the way the pool has buffers for.
 const TIMES_ON_THE_WAY: f64 = 4.0;
 
@@ -312,6 +324,61 @@ impl LaneGrowth {
     }
 }
 
+/// The shortest of the times in a window: in its present half, and in the half before.
+#[derive(Clone, Debug)]
+struct Shortest {
+    half: Duration,
+    began: Duration,
+    times: [Duration; 2],
+}
+
+impl Shortest {
+    fn note(&mut self, time: Duration, now: Duration) {
+        if now.saturating_sub(self.began) >= self.half {
+            (self.began, self.times) = (now, [time, self.times[0]]);
+        }
+        self.times[0] = self.times[0].min(time);
+    }
+
+    fn time(&self) -> Duration {
+        self.times[0].min(self.times[1])
+    }
+}
+
+/// The round trips of the line, as measured on its fastest TCP lane.
+#[derive(Clone, Debug)]
+pub(crate) struct RoundTrips {
+    shortest: Duration,
+    /// In the last one or two minutes.
+    of_late: Shortest,
+    latest: Shortest,
+}
+
+impl RoundTrips {
+    pub(crate) fn new(round_trip: Duration, now: Duration) -> Self {
+        let [of_late, latest] =
+            [SHORTEST_HALF, LATEST_HALF].map(|half| Shortest { half, began: now, times: [round_trip; 2] });
+        Self { shortest: round_trip, of_late, latest }
+    }
+
+    pub(crate) fn note(&mut self, round_trip: Duration, now: Duration) {
+        self.shortest = self.shortest.min(round_trip);
+        self.of_late.note(round_trip, now);
+        self.latest.note(round_trip, now);
+    }
+
+    /// Returns the shortest round trip so far.
+    pub(crate) fn shortest(&self) -> Duration {
+        self.shortest
+    }
+
+    /// Returns whether round trips are longer than necessary, because packets are queued on the way.
+    pub(crate) fn show_queues(&self) -> bool {
+        let shortest = self.of_late.time();
+        self.latest.time() > shortest + shortest / 4 + QUEUE_MIN
+    }
+}
+
 /// Number of buffers of the pool that may be in use: the initial number, plus the data on the way on a longer line.
 #[derive(Clone, Debug)]
 pub(crate) struct PoolLimit {
@@ -508,6 +575,50 @@ mod tests {
             let mut late = lanes[600..].to_vec();
             late.sort_unstable();
             assert!((fewest..=2 * fewest).contains(&late[late.len() / 2]), "{lanes:?}, fewest {fewest}");
+        }
+    }
+
+    #[test]
+    fn a_queue_is_told_from_a_longer_route_and_from_jitter() {
+        let queued = |milliseconds: &mut dyn FnMut(u32) -> f64| {
+            let round_trip = |milliseconds: f64| Duration::from_secs_f64(milliseconds / 1e3);
+            let mut trips = RoundTrips::new(round_trip(milliseconds(0)), Duration::ZERO);
+            let at = |tick: u32| {
+                trips.note(round_trip(milliseconds(tick)), tick * Duration::from_millis(100));
+                trips.show_queues()
+            };
+            (0..2500).map(at).collect::<Vec<bool>>()
+        };
+        let longer = queued(&mut |tick| if tick < 655 { 20.0 } else { 50.0 });
+        assert!(!longer[..655].contains(&true) && !longer[670..1790].contains(&false), "at first it may be a queue");
+        assert!(!longer[1820..].contains(&true), "a longer route");
+        let shorter = queued(&mut |tick| if tick < 655 { 50.0 } else { 20.0 });
+        assert!(!shorter.contains(&true));
+        // A router fills its queue in 8 s, loses a packet, and a part of the queue drains.
+        let filling = queued(&mut |tick| 20.0 + if tick < 20 { 0.0 } else { f64::from(20 + tick % 80) });
+        assert!(filling[30..1150].iter().all(|&is_queued| is_queued), "what fills is a queue");
+        let mut seed = 1;
+        let varying = queued(&mut |_| 20.0 * (1.0 + 0.6 * random(&mut seed)));
+        let share = varying.iter().filter(|&&is_queued| is_queued).count();
+        assert!(share < 120, "jitter for a queue in {share} of {} ticks", varying.len());
+    }
+
+    #[test]
+    fn lanes_are_tried_on_a_route_that_has_become_longer_and_where_round_trips_vary() {
+        for (capacity, is_longer) in [(200e6, true), (800e6, false)] {
+            let (mut seed, mut bytes) = (1, 0.0);
+            let mut trips = RoundTrips::new(Duration::from_millis(20), Duration::ZERO);
+            let mut growth = LaneGrowth::new(2, 16, 2, Duration::from_millis(20), Duration::ZERO, 0).expect("long");
+            for tick in 1..3000_u32 {
+                let route = if is_longer && tick >= 100 { 0.05 } else { 0.02 };
+                let measured = if is_longer { route } else { route * (1.0 + 0.6 * random(&mut seed)) };
+                let now = tick * Duration::from_millis(100);
+                trips.note(Duration::from_secs_f64(measured), now);
+                // A lane carries 1 MB in a round trip.
+                bytes += 0.1 * (f64::from(growth.lanes()) * 1e6 / route).min(capacity);
+                growth.note(now, bytes as u64, [true, trips.show_queues()], 0);
+            }
+            assert!(growth.lanes() >= 8, "{} lanes; longer: {is_longer}", growth.lanes());
         }
     }
 

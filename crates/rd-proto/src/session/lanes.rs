@@ -31,6 +31,13 @@ pub const HEARD_MAX: Duration = Duration::from_secs(5);
 /// How often the best path is tried again while payload takes the second-best path.
 pub const BETTER_PATH_RETRY: Duration = Duration::from_secs(10);
 
+/// How often at least RDMA is tried again if it works again and again only for a short time, such as with a wrong MTU:
+/// each of these times holds up the payload.
+const BETTER_PATH_RETRY_MAX: Duration = Duration::from_secs(160);
+
+/// After how long RDMA counts as working.
+const RDMA_LASTED: Duration = Duration::from_secs(30);
+
 /// How long the first wait is before a lost lane is dialled again. The wait doubles up to [`REDIAL_MAX`].
 const REDIAL_MIN: Duration = Duration::from_millis(100);
 
@@ -146,6 +153,10 @@ pub(crate) struct Lanes {
     turn: u32,
     /// Whether RDMA has carried payload before, or could not be used. The next change is then reported.
     rdma_judged: bool,
+    /// Since when RDMA carries payload, or did so last.
+    rdma_since: Duration,
+    /// How long RDMA lanes that did not last are given up for.
+    rdma_rest: Duration,
     /// Since when no lane can carry payload.
     lost_since: Option<Duration>,
     /// Time of the first loss since payload has moved, or since a lane that carries payload has lasted. A network in
@@ -183,6 +194,8 @@ impl Lanes {
             processors: 0,
             turn: 0,
             rdma_judged: false,
+            rdma_since: Duration::ZERO,
+            rdma_rest: BETTER_PATH_RETRY / 4,
             lost_since: Some(Duration::ZERO),
             vain_since: None,
             carried: 0,
@@ -288,11 +301,18 @@ impl Lanes {
         if self.moved_bytes > 0 { self.moved_bytes } else { taken }
     }
 
-    /// Closes the lanes of a way that has stopped working, if another way works.
-    fn leave_failed(&mut self, now: Duration) {
+    /// Judges the rails by what their ways carry, and closes the lanes of a way that has stopped working, if another
+    /// way works.
+    fn compare_ways(&mut self, now: Duration) {
         let Some(path) = self.path.filter(|_| !self.is_peer_paused()) else { return };
         let health = |lane: LaneId| self.places[usize::from(lane.index)].health;
         let lanes: Vec<Health> = self.payload().map(health).collect();
+        for lane in self.payload() {
+            let (rail, way) = (self.rail_of(lane), self.places[usize::from(lane.index)].health.way);
+            let is_enough = ways::carries_enough(&lanes, way, now);
+            let back = self.rails_of_mut(path).judge(rail, is_enough, now);
+            self.actions.extend(back.map(Action::Notice));
+        }
         let Some(way) = ways::failed(&lanes, now) else { return };
         for lane in self.up().filter(|&lane| path_of(lane) == path) {
             if self.places[usize::from(lane.index)].health.way == way {
@@ -389,7 +409,7 @@ impl Lanes {
             if let State::Absent { retry_at } = &mut place.state
                 && place.generation > 1
             {
-                *retry_at = (*retry_at).max(place.since + BETTER_PATH_RETRY);
+                *retry_at = (*retry_at).max(place.since + self.rdma_rest);
             }
         }
     }
@@ -508,6 +528,14 @@ impl Lanes {
         }
         self.rdma_judged = true;
         let before = self.path.replace(path);
+        match (before, path) {
+            (_, Path::Rdma) => self.rdma_since = now,
+            (Some(Path::Rdma), Path::Tcp) if now < self.rdma_since + RDMA_LASTED => {
+                self.rdma_rest = (2 * self.rdma_rest).min(BETTER_PATH_RETRY_MAX);
+            }
+            (Some(Path::Rdma), Path::Tcp) => self.rdma_rest = BETTER_PATH_RETRY / 2,
+            _ => {}
+        }
         if !self.connector {
             return;
         }
@@ -627,7 +655,7 @@ impl Lanes {
                 self.actions.push_back(Action::Send(lane, Frame::Ping));
             }
         }
-        self.leave_failed(now);
+        self.compare_ways(now);
         // A lane that is being closed can no longer carry payload, even if its transport is not done with it yet.
         self.fall_back_if_lost(now);
         self.note_payload(now);

@@ -44,7 +44,7 @@ pub use sender::Sender;
 pub use ways::LaneState;
 
 pub use growth::LONG_LINE;
-use growth::{INFORMATIVE_BYTES, PoolLimit};
+use growth::{INFORMATIVE_BYTES, PoolLimit, RoundTrips};
 use lanes::Lanes;
 
 /// Number of a buffer in the engine's pool.
@@ -58,9 +58,6 @@ pub const ABORT_WAIT: Duration = Duration::from_millis(1500);
 
 /// Maximum time between two calls of `handle_timeout` by the engine.
 pub const TICK: Duration = Duration::from_millis(100);
-
-/// Packets are queued on the way if a round trip exceeds the shortest one by more than a quarter plus this time.
-const QUEUE_MIN: Duration = Duration::from_millis(1);
 
 /// Number of TCP lanes if no number was asked for: the second lane gives the sending side a second core. The
 /// connecting end begins with this number, or with more on a long line, and tries other numbers.
@@ -226,9 +223,13 @@ pub enum Notice {
     /// One of several rails of this path has failed, and the others carry its share. Emitted by the dialling end.
     #[n(5)]
     RailLeft(#[n(0)] Path, #[n(1)] u8),
-    /// A rail that had failed works and is used again.
+    /// A rail that had failed, or carried next to nothing, works and is used again.
     #[n(6)]
     RailBack(#[n(0)] Path, #[n(1)] u8),
+    /// One of several rails of this path carries next to nothing, and the others carry its share. Emitted by the
+    /// dialling end.
+    #[n(7)]
+    RailSlow(#[n(0)] Path, #[n(1)] u8),
 }
 
 /// How a session ended.
@@ -348,10 +349,10 @@ pub trait Machine {
     /// Records the smoothed round trip of the fastest TCP lane, as the system has measured it.
     fn handle_round_trip(&mut self, round_trip: Duration, now: Duration) {
         let core = self.core();
-        let shortest = core.round_trips.map_or(round_trip, |(shortest, _)| shortest.min(round_trip));
-        core.round_trips = Some((shortest, round_trip));
-        core.pool.set_round_trip(shortest);
-        core.lanes.note_round_trip(shortest, now, core.counters.bytes);
+        let round_trips = core.round_trips.get_or_insert_with(|| RoundTrips::new(round_trip, now));
+        round_trips.note(round_trip, now);
+        core.pool.set_round_trip(round_trips.shortest());
+        core.lanes.note_round_trip(round_trips.shortest(), now, core.counters.bytes);
     }
 
     /// Records the state of a lane, as the system or its adapter has measured it. Called once a tick.
@@ -462,8 +463,7 @@ pub struct Core {
     /// Whether the limit shrinks when the line holds less. False at a receiver: with fewer posted buffers, each chunk
     /// would arrive in a buffer that has been unused for longer.
     pool_shrinks: bool,
-    /// The shortest round trip so far, and the latest one.
-    round_trips: Option<(Duration, Duration)>,
+    round_trips: Option<RoundTrips>,
     pub(crate) counters: Counters,
     /// Number of taken chunks at which all corrupt frames and chunks so far will be forgiven.
     forgiven_at: u64,
@@ -548,7 +548,7 @@ impl Core {
 
     /// Returns the shortest round trip that the system has measured on a TCP lane.
     pub fn round_trip(&self) -> Option<Duration> {
-        self.round_trips.map(|(shortest, _)| shortest)
+        self.round_trips.as_ref().map(RoundTrips::shortest)
     }
 
     /// Returns whether the session is only ending, so that no new work may begin.
@@ -584,7 +584,7 @@ impl Core {
     /// `keeps_busy`: as far as this end sees, no lane has waited for data.
     pub(crate) fn fit(&mut self, limits: bool, keeps_busy: bool, now: Duration) {
         self.pool.note(now, self.counters.chunks, limits && self.pool_shrinks);
-        let queues = self.round_trips.is_some_and(|(shortest, last)| last > shortest + shortest / 4 + QUEUE_MIN);
+        let queues = self.round_trips.as_ref().is_some_and(RoundTrips::show_queues);
         let limits = [limits && !self.pool.is_tight(), keeps_busy];
         // A receiver cannot tell a source that has nothing from a line that lets nothing more through.
         let least = if self.pool_shrinks { 0 } else { INFORMATIVE_BYTES };

@@ -6,8 +6,11 @@
 //! next chunk when it has sent enough of the previous ones, so each rail carries what it can.
 //!
 //! A rail that has failed is left. It is tried with one lane now and then, and gets all its lanes again once that lane
-//! is up. A rail that fails again soon, or has never worked, is tried later each time. If no rail works any more, all
-//! are tried, including those that were not worth using.
+//! is up. A rail that was left because it carried next to nothing may still let any number of lanes come up. Its one
+//! lane is therefore on trial, and the rail gets all its lanes once that lane carries enough. If the lane carries too
+//! little, it is closed, as on any rail, and another is tried after the next rest. A rail that fails again soon, or on
+//! trial, or has never worked, is tried later each time. If no rail works any more, all are tried, including those that
+//! were not worth using.
 
 use std::time::Duration;
 
@@ -26,6 +29,10 @@ pub const RAILS_MAX: u8 = 8;
 const REST_MIN: Duration = Duration::from_secs(1);
 const REST_MAX: Duration = Duration::from_secs(60);
 
+/// Maximum rest after failed trials of a slow rail, if it did not rest longer before. Each trial may hold up a stream for
+/// about 2 s.
+const TRIAL_REST_MAX: Duration = Duration::from_secs(30);
+
 /// How long a rail must last to count as one that never failed.
 const STEADY: Duration = Duration::from_secs(30);
 
@@ -38,6 +45,10 @@ struct Rail {
     back_at: Option<Duration>,
     /// Whether any lane of the rail has been up.
     was_up: bool,
+    /// Whether the rail carried next to nothing when that was last known, or was left at such a time.
+    is_slow: bool,
+    /// Whether a lane of a slow rail that was left has come up, to show what it carries.
+    on_trial: bool,
 }
 
 /// The rails of a path, at the end that dials.
@@ -62,7 +73,8 @@ impl Rails {
 
     /// Creates `count` rails, all of which will be used: those that were found, or the one that the path begins on.
     pub(crate) fn all(path: Path, count: u8) -> Self {
-        let well = Rail { left_until: None, rest: REST_MIN, back_at: None, was_up: false };
+        let well =
+            Rail { left_until: None, rest: REST_MIN, back_at: None, was_up: false, is_slow: false, on_trial: false };
         let rails = vec![well; usize::from(count.clamp(1, RAILS_MAX))];
         Self { path, rails, growth: None, untried_until: None, are_lost: false }
     }
@@ -135,11 +147,31 @@ impl Rails {
         }
         let known = &mut self.rails[usize::from(rail)];
         if known.left_until.is_some() {
+            if known.is_slow {
+                // That a lane comes up does not show that it will carry more.
+                known.on_trial = true;
+                return changes;
+            }
             known.back_at = Some(now);
             changes.extend(known.was_up.then_some(Notice::RailBack(self.path, rail)));
         }
         (known.left_until, known.was_up) = (None, true);
         changes
+    }
+
+    /// Handles what the lanes of a rail that are up carry: enough, or next to nothing; `None` if that is not known.
+    /// Returns the change that follows.
+    pub(crate) fn judge(&mut self, number: u8, is_enough: Option<bool>, now: Duration) -> Option<Notice> {
+        let rail = self.rails.get_mut(usize::from(number))?;
+        if rail.left_until.is_none() {
+            rail.is_slow = is_enough == Some(false);
+            return None;
+        }
+        if is_enough != Some(true) {
+            return None;
+        }
+        (rail.left_until, rail.back_at, rail.is_slow, rail.on_trial) = (None, Some(now), false, false);
+        Some(Notice::RailBack(self.path, number))
     }
 
     /// Handles the `nth` lane of the rail, which is up, or was lost or not made, while the rails in `used` have lanes.
@@ -162,20 +194,27 @@ impl Rails {
             return None;
         }
         let was_well = rail.left_until.is_none();
+        let was_on_trial = std::mem::take(&mut rail.on_trial);
+        if !was_well && !was_on_trial {
+            // No lane comes up on it any more. One that does then shows that the rail is back, as after any failure.
+            rail.is_slow = false;
+        }
         let is_news = was_well && rail.was_up;
         let is_flapping = match rail.back_at {
-            // A rail that was never up may never be.
-            _ if !rail.was_up => !was_well,
-            Some(since) => is_news && now.saturating_sub(since) < STEADY,
+            // A rail that was never up may never be, and one that is slow may stay so.
+            _ if !was_well => !rail.was_up || was_on_trial,
+            Some(since) => now.saturating_sub(since) < STEADY,
             None => false,
         };
         if is_flapping {
-            rail.rest = (2 * rail.rest).min(REST_MAX);
+            let most = if was_on_trial { rail.rest.max(TRIAL_REST_MAX) } else { REST_MAX };
+            rail.rest = (2 * rail.rest).min(most);
         } else if is_news {
             rail.rest = REST_MIN;
         }
         rail.left_until = Some(now + rail.rest);
-        is_news.then_some(Notice::RailLeft(self.path, number))
+        let told = if rail.is_slow { Notice::RailSlow } else { Notice::RailLeft };
+        is_news.then_some(told(self.path, number))
     }
 
     /// Adapts the number of rails to what they carry. Returns whether the number has changed. `limits`: the line limits
@@ -214,7 +253,7 @@ mod tests {
     use crate::control::{Frame, Path, Policy, RdmaKind};
     use crate::handshake::LaneId;
     use crate::session::tests::pair;
-    use crate::session::{Action, Machine, Notice, Sender};
+    use crate::session::{Action, LaneState, Machine, Notice, Sender};
 
     const TICK: Duration = Duration::from_millis(100);
 
@@ -354,6 +393,106 @@ mod tests {
             rails.failed(1, now);
             assert!(rails.may_have(1, 0, now + REST_MIN), "it had been well for long: RD_SEED={seed}");
         }
+    }
+
+    #[test]
+    fn a_slow_rail_is_on_trial_untold_until_it_carries_enough() {
+        let mut rails = Rails::all(Path::Tcp, 2);
+        (0..2).for_each(|rail| assert_eq!(rails.up(rail, TICK), []));
+        let (mut now, mut rest) = (TICK, REST_MIN);
+        assert_eq!(rails.judge(1, Some(false), now), None);
+        assert_eq!(rails.note((1, 0), false, &[0], now), [Notice::RailSlow(Path::Tcp, 1)]);
+        for turn in 0..10 {
+            assert!(!rails.may_have(1, 0, now + rest - TICK), "{turn}: {rest:?}");
+            now += rest;
+            assert_eq!(rails.up(1, now), [], "{turn}: a lane that is up shows nothing");
+            for is_enough in [None, Some(false)] {
+                assert_eq!(rails.judge(1, is_enough, now), None);
+            }
+            assert!(rails.may_have(1, 0, now) && !rails.may_have(1, 1, now), "{turn}: one lane");
+            assert_eq!(rails.note((1, 0), false, &[0], now), [], "{turn}: untold");
+            rest = (2 * rest).min(TRIAL_REST_MAX);
+        }
+        now += rest;
+        assert_eq!(rails.up(1, now), []);
+        assert_eq!(rails.judge(1, Some(true), now), Some(Notice::RailBack(Path::Tcp, 1)));
+        assert!(rails.may_have(1, 1, now), "all its lanes");
+        // If it then stops answering, a lane that is up shows that it answers again.
+        assert_eq!(rails.judge(1, Some(true), now), None);
+        assert_eq!(rails.note((1, 0), false, &[0], now), [Notice::RailLeft(Path::Tcp, 1)]);
+        assert_eq!(rails.up(1, now + REST_MAX), [Notice::RailBack(Path::Tcp, 1)]);
+    }
+
+    #[test]
+    fn a_slow_rail_that_is_cut_is_tried_soon_and_back_when_a_lane_is_up() {
+        let mut rails = Rails::all(Path::Tcp, 2);
+        (0..2).for_each(|rail| assert_eq!(rails.up(rail, TICK), []));
+        let mut now = TICK;
+        assert_eq!(rails.judge(1, Some(false), now), None);
+        assert_eq!(rails.note((1, 0), false, &[0], now), [Notice::RailSlow(Path::Tcp, 1)]);
+        for turn in 0..10 {
+            now += REST_MIN;
+            assert!(rails.may_have(1, 0, now), "{turn}");
+            assert_eq!(rails.note((1, 0), false, &[0], now), [], "{turn}: no lane can be made");
+        }
+        now += REST_MIN;
+        assert_eq!(rails.up(1, now), [Notice::RailBack(Path::Tcp, 1)]);
+        assert!(rails.may_have(1, 1, now), "all its lanes");
+    }
+
+    /// While the second rail is slow, the stream is held up: the first rail carries no more than a window beyond the
+    /// chunk on the slow one.
+    #[test]
+    fn a_rail_that_is_slow_for_ten_minutes_is_told_once() {
+        let agreed = pair(|ours, _| ours.policy = Policy::Tcp).expect("agreed");
+        let mut sender = Sender::new(agreed, true, 8);
+        let first = LaneId { index: 0, generation: 0 };
+        sender.handle_lane_up(first, Duration::ZERO);
+        sender.handle_rails(Path::Tcp, 2, true, Duration::ZERO);
+        let (mut lanes, mut said, mut ahead) = (vec![(first, 0_u64)], Vec::new(), 0_u64);
+        for now in (1..8000).map(|tick| tick * TICK) {
+            let is_slow = (60..660).contains(&now.as_secs());
+            if !is_slow || lanes.iter().all(|(lane, _)| sender.core_ref().rail_of(*lane) == 0) {
+                ahead = 0;
+            }
+            for (lane, moved_bytes) in &mut lanes {
+                let rail = sender.core_ref().rail_of(*lane);
+                let bytes = match rail {
+                    1 if is_slow => 500,
+                    0 if ahead >= 32 << 20 => 0,
+                    _ => 6_000_000,
+                };
+                ahead += if rail == 0 { bytes } else { 0 };
+                *moved_bytes += bytes;
+                let (round_trip, moved_bytes) = (Some(Duration::from_millis(2)), Some(*moved_bytes));
+                let is_unanswered = bytes > 0;
+                sender.handle_way(*lane, rail);
+                sender.handle_lane_state(*lane, LaneState { round_trip, is_unanswered, moved_bytes }, now);
+                sender.handle_heard(*lane, now);
+            }
+            sender.handle_timeout(now);
+            sender.advance(now);
+            while let Some(action) = sender.poll_action() {
+                match action {
+                    Action::Dial(lane) => {
+                        sender.handle_lane_up(lane, now);
+                        lanes.push((lane, 0));
+                    }
+                    Action::Close(lane) => {
+                        sender.handle_lane_down(lane, now);
+                        lanes.retain(|(other, _)| *other != lane);
+                    }
+                    Action::Notice(Notice::LaneLost(_)) => {}
+                    Action::Notice(notice) => said.push((notice, now.as_secs())),
+                    _ => {}
+                }
+            }
+        }
+        let [(Notice::RailSlow(Path::Tcp, 1), left), (Notice::RailBack(Path::Tcp, 1), back)] = said[..] else {
+            panic!("{said:?}");
+        };
+        assert!((60..65).contains(&left) && (660..694).contains(&back), "{said:?}");
+        assert_eq!(lanes.len(), 4, "all lanes are back");
     }
 
     #[test]

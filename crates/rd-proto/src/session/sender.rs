@@ -382,12 +382,17 @@ impl Sender {
     /// Returns whether chunks wait for a lane, or half the pool is on its way. The source then does not limit
     /// throughput.
     pub fn backlog(&self) -> bool {
-        self.cursor < self.sealed_end || 2 * (self.sealed_end - self.base) >= self.buffers.len() as u64
+        self.cursor < self.sealed_end || 2 * (self.sealed_end - self.base) >= u64::from(self.core.pool.limit())
+    }
+
+    /// Returns whether the receiver has no buffer for another chunk.
+    pub fn lacks_credit(&self) -> bool {
+        self.lanes.iter().all(|lane| !lane.up || lane.used == lane.credit_total)
     }
 
     /// Returns whether the sender waits for the peer's credits, as opposed to the wire. For the report.
     pub fn waits_for_credit(&self) -> bool {
-        self.backlog() && self.lanes.iter().all(|lane| !lane.up || lane.used == lane.credit_total)
+        self.backlog() && self.lacks_credit()
     }
 
     /// Returns whether buffers wait to be filled. If nothing is being sealed and nothing waits for the wire, the source
@@ -697,9 +702,10 @@ impl Machine for Sender {
     fn handle_timeout(&mut self, now: Duration) {
         let unanswered = self.done_sent;
         self.core.timeout(now, unanswered);
-        let limits = self.backlog() && !self.waits_for_credit();
         let starves = self.read_ahead.starved_since.is_some_and(|since| now.saturating_sub(since) >= STARVED_MIN);
         let keeps_busy = !starves && self.lanes.iter().any(|account| account.up && account.ahead > 0);
+        // Chunks that lanes seal themselves are never seen to wait.
+        let limits = (self.backlog() || keeps_busy) && !self.lacks_credit();
         self.core.fit(limits, keeps_busy, now);
         for (lane, since) in self.core.lanes.all_retired() {
             let holds = |state: &BufferState| state.place == Place::OnLane(lane) || state.place == Place::Sent(lane);

@@ -10,6 +10,7 @@ use crate::frame::ChunkHeader;
 const POLICIES: [Policy; 4] = [Policy::Auto, Policy::Rdma, Policy::PreferRdma, Policy::Tcp];
 const ENCRYPTS: [Encrypt; 3] = [Encrypt::Auto, Encrypt::Always, Encrypt::Never];
 
+mod count;
 mod damage;
 mod ending;
 mod idle;
@@ -304,10 +305,17 @@ fn rdma_that_does_not_last_is_left_alone_for_a_while() {
     };
     sender.handle_lane_up(LaneId { index: 0, generation: 0 }, at(0));
     assert!(dials(&mut sender, at(0)) > 0);
-    // The first loss may be an accident.
-    for (generation, up, down, again) in
-        [(1, 100, 2_000, 2_100), (2, 2_200, 3_000, 12_200), (3, 12_300, 60_000, 60_100)]
-    {
+    let times = [
+        // The first loss may be an accident.
+        (1, 100, 2_000, 2_100),
+        (2, 2_200, 3_000, 12_200),
+        (3, 12_300, 14_000, 32_300),
+        (4, 32_400, 34_000, 72_400),
+        // This time it has lasted.
+        (5, 72_500, 110_000, 110_100),
+        (6, 110_200, 111_000, 120_200),
+    ];
+    for (generation, up, down, again) in times {
         for index in 0..sender.core_ref().agreed().rdma_lanes {
             sender.handle_lane_up(LaneId { index: RDMA_LANE_FIRST + index, generation }, at(up));
         }
@@ -527,52 +535,6 @@ fn a_line_that_only_seemed_long_has_its_lanes_back() {
     sender.handle_round_trip(Duration::from_millis(90), 3 * TICK);
     sender.handle_timeout(3 * TICK);
     assert_eq!(sender.core_ref().lanes.tcp_lanes(), agreed.tcp_lanes, "the shortest counts");
-}
-
-/// Returns the number of lanes of a sender that always has data for them, after three seconds on a short line. `tells`:
-/// the system reports the moved bytes, while the receiver takes nothing.
-fn lanes_with(processors: u16, tells: bool) -> u16 {
-    let agreed = pair(|ours, _| ours.policy = Policy::Tcp).expect("agreed");
-    let mut sender = Sender::new(agreed, true, 8);
-    sender.handle_processors(processors);
-    sender.handle_lane_up(FIRST, Duration::ZERO);
-    let ack = Frame::Ack { credit_total: 8, window: 8, taken: SequenceSet::default() };
-    sender.handle_frame(FIRST, ack, Duration::ZERO).expect("credit");
-    let (mut bytes, mut sequence) = (0, 0);
-    for tick in 1..30_u32 {
-        let now = tick * Duration::from_millis(100);
-        sender.handle_heard(FIRST, now);
-        sender.handle_round_trip(Duration::from_micros(50), now);
-        sender.advance(now);
-        while let Some(action) = sender.poll_action() {
-            if let Action::Fill { buffer, .. } = action {
-                sender.handle_sealed(buffer, &ChunkHeader { sealed: true, sequence, ..ChunkHeader::default() });
-                sequence += 1;
-                sender.advance(now);
-            }
-        }
-        // Each lane carries as much as every other.
-        bytes += u64::from(sender.core_ref().lanes.tcp_lanes()) << 20;
-        if tells {
-            let (round_trip, moved_bytes) = (Duration::from_micros(50), Some(bytes));
-            sender.handle_lane_state(
-                FIRST,
-                LaneState { round_trip: Some(round_trip), is_unanswered: true, moved_bytes },
-                now,
-            );
-        } else {
-            sender.core().counters.bytes = bytes;
-        }
-        sender.handle_timeout(now);
-    }
-    sender.core_ref().lanes.tcp_lanes()
-}
-
-#[test]
-fn a_short_line_has_as_many_lanes_as_carry_more_and_processors_serve() {
-    for tells in [false, true] {
-        assert_eq!([0, 2, 6, 64].map(|processors| lanes_with(processors, tells)), [2, 2, 6, 16]);
-    }
 }
 
 /// Returns when a sender ends whose lanes stay alive but each lose their chunk, and whether the sender knows that lanes

@@ -14,6 +14,14 @@ const STALLED_ROUND_TRIPS: u32 = 4;
 /// The chunks on a slow way keep all later chunks from being written, and occupy buffers that faster ways could use.
 const SLOW_PART: f64 = 1.0 / 16.0;
 
+/// Minimum rate, in bytes a second, that shows what a way carries, even if there was not always something to send: idle
+/// lanes, which exchange heartbeats, move less.
+const TELLING_RATE: f64 = 4096.0;
+
+/// Part of the highest rate of a lane that is left in the next stretch. A good way carries nothing for a while if it
+/// waits for the chunks of a slow one.
+const KEPT_OF_PEAK: f64 = 0.9;
+
 /// Measured state of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneState {
@@ -43,6 +51,10 @@ pub(crate) struct Health {
     was_idle: bool,
     /// Rate in the last stretch, in bytes a second, and whether there was something to send all the time.
     rate: Option<(f64, bool)>,
+    /// Whether that rate is more than twice the one before. A new lane on a long line is still finding its rate then.
+    rises: bool,
+    /// The highest rate in a stretch, less what has faded since.
+    peak: f64,
 }
 
 impl Health {
@@ -59,6 +71,8 @@ impl Health {
             // The first stretch does not count, because a new lane must find its rate first.
             was_idle: true,
             rate: None,
+            rises: false,
+            peak: 0.0,
         }
     }
 
@@ -87,7 +101,9 @@ impl Health {
         let took = now.saturating_sub(began);
         if took >= self.patience {
             let rate = moved_bytes.saturating_sub(bytes_at) as f64 / took.as_secs_f64();
+            self.rises = self.rate.is_some_and(|(before, _)| rate > 2.0 * before);
             self.rate = Some((rate, !self.was_idle));
+            self.peak = rate.max(KEPT_OF_PEAK * self.peak);
             (self.stretch, self.was_idle) = (Some((now, moved_bytes)), false);
         }
     }
@@ -95,7 +111,7 @@ impl Health {
     /// Discards all measurements, because one of the two ends was stopped.
     pub(crate) fn forget(&mut self, now: Duration) {
         (self.moved_at, self.stuck_since, self.step) = (now, None, Duration::ZERO);
-        (self.stretch, self.was_idle, self.rate) = (None, true, None);
+        (self.stretch, self.was_idle, self.rate, self.peak) = (None, true, None, 0.0);
     }
 
     fn is_stuck(&self, now: Duration) -> bool {
@@ -105,20 +121,67 @@ impl Health {
     fn has_moved(&self, now: Duration) -> bool {
         now.saturating_sub(self.moved_at) < self.patience
     }
+
+    /// Returns whether the lane still moves bytes. A lane that was cut at the beginning of a stretch seems to be slow
+    /// when the stretch ends, but has then moved nothing for nearly its whole patience.
+    fn still_moves(&self, now: Duration) -> bool {
+        2 * now.saturating_sub(self.moved_at) < self.patience
+    }
+
+    fn carries(&self) -> f64 {
+        self.rate.map_or(0.0, |(rate, _)| rate)
+    }
+
+    /// Returns whether the rate is all that the lane can carry.
+    fn had_enough(&self) -> bool {
+        matches!(self.rate, Some((_, true))) && !self.rises
+    }
+
+    fn had_pauses(&self) -> bool {
+        matches!(self.rate, Some((_, false)))
+    }
+}
+
+fn of(lanes: &[Health], way: u8) -> impl Iterator<Item = &Health> {
+    lanes.iter().filter(move |lane| lane.way == way)
+}
+
+/// Returns whether a way carries next to nothing beside the best of the others. In an ordered stream, good ways soon
+/// wait for the chunks of a slow one, so a way that waits counts with what it carried before.
+fn is_slow(lanes: &[Health], way: u8) -> bool {
+    let could_carry = |other| {
+        let waits = of(lanes, other).all(Health::had_pauses);
+        of(lanes, other).map(|lane| if waits { lane.peak } else { lane.carries() }).sum::<f64>()
+    };
+    let others = lanes.iter().map(|lane| lane.way).filter(|&other| other != way);
+    let carried: f64 = of(lanes, way).map(Health::carries).sum();
+    carried < others.map(could_carry).fold(0.0, f64::max) * SLOW_PART
 }
 
 /// Returns a way to give up, if any, among those that these lanes take.
 pub(crate) fn failed(lanes: &[Health], now: Duration) -> Option<u8> {
-    let of = |way: u8| lanes.iter().filter(move |lane| lane.way == way);
     let is_stalled = |way| {
-        of(way).any(|lane| lane.is_stuck(now))
-            && !of(way).any(|lane| lane.has_moved(now))
+        of(lanes, way).any(|lane| lane.is_stuck(now))
+            && !of(lanes, way).any(|lane| lane.has_moved(now))
             && lanes.iter().any(|lane| lane.way != way && lane.has_moved(now))
     };
-    let carries = |way| of(way).filter_map(|lane| lane.rate).map(|(rate, _)| rate).sum::<f64>();
-    let best = lanes.iter().map(|lane| carries(lane.way)).fold(0.0, f64::max);
-    let is_slow = |way| of(way).all(|lane| matches!(lane.rate, Some((_, true)))) && carries(way) < best * SLOW_PART;
-    lanes.iter().map(|lane| lane.way).find(|&way| is_stalled(way) || is_slow(way))
+    let had_enough = |way| of(lanes, way).all(Health::had_enough);
+    lanes.iter().map(|lane| lane.way).find(|&way| is_stalled(way) || had_enough(way) && is_slow(lanes, way))
+}
+
+/// Returns whether a way carries enough to be used beside the others, or next to nothing; `None` if that is not known.
+pub(crate) fn carries_enough(lanes: &[Health], way: u8, now: Duration) -> Option<bool> {
+    if of(lanes, way).any(|lane| lane.rate.is_none()) || !of(lanes, way).any(|lane| lane.still_moves(now)) {
+        return None;
+    }
+    let carried: f64 = of(lanes, way).map(Health::carries).sum();
+    let is_telling = carried >= TELLING_RATE;
+    if is_slow(lanes, way) {
+        (is_telling || of(lanes, way).all(Health::had_enough)).then_some(false)
+    } else {
+        let peak = |lane: &Health| of(lanes, lane.way).map(|lane| lane.peak).sum::<f64>();
+        (is_telling && carried >= lanes.iter().map(peak).fold(0.0, f64::max) * SLOW_PART).then_some(true)
+    }
 }
 
 #[cfg(test)]
@@ -176,6 +239,47 @@ mod tests {
         assert!(tick <= 71 && way == 1, "{tick} {way}");
         assert_eq!(given_up(|tick| slows(tick, 0.1, true)), None, "a tenth is worth it");
         assert_eq!(given_up(|tick| slows(tick, 0.01, tick % 7 != 0)), None, "nothing to send");
+        let rises = |tick: u32| [(1e7, true), (1e3 * 2_f64.powi(tick as i32 / 3).min(1e4), true)];
+        assert_eq!(given_up(rises), None, "one that is still finding its rate");
+        // In an ordered stream the other way soon waits for the slow one's chunk.
+        let waits = |tick| {
+            let other = if tick < 52 { (1e7, true) } else { (0.0, false) };
+            [other, (if tick < 50 { 1e7 } else { 5e3 }, true)]
+        };
+        let (tick, way) = given_up(waits).expect("given up");
+        assert!(tick <= 71 && way == 1, "{tick} {way}");
+    }
+
+    /// Returns what is known of the second of two ways after some ticks. `rates` is as in [`given_up`].
+    fn enough(ticks: u32, mut rates: impl FnMut(u32) -> [(f64, bool); 2]) -> Option<bool> {
+        let mut lanes = [0, 1].map(|way| Health { way, ..Health::new(Duration::ZERO) });
+        let mut moved = [0.0; 2];
+        for tick in 1..=ticks {
+            for ((lane, moved), (rate, is_unanswered)) in lanes.iter_mut().zip(&mut moved).zip(rates(tick)) {
+                *moved += rate / 10.0;
+                let state = LaneState { round_trip: None, is_unanswered, moved_bytes: Some(*moved as u64) };
+                lane.note(state, tick * TICK);
+            }
+        }
+        carries_enough(&lanes, 1, ticks * TICK)
+    }
+
+    #[test]
+    fn a_way_carries_enough_only_if_that_is_seen() {
+        for is_busy in [true, false] {
+            assert_eq!(enough(50, |_| [(1e7, true), (1e6, is_busy)]), Some(true), "a tenth");
+            assert_eq!(enough(50, |_| [(1e7, true), (1e5, is_busy)]), Some(false), "a hundredth");
+            assert_eq!(enough(5, |_| [(1e7, true), (1e6, is_busy)]), None, "too early");
+        }
+        assert_eq!(enough(50, |_| [(1e7, true), (500.0, true)]), Some(false), "all that it can");
+        assert_eq!(enough(50, |_| [(1e7, true), (500.0, false)]), None, "nothing to send there");
+        assert_eq!(enough(50, |_| [(500.0, false); 2]), None, "nothing to send");
+        let waits = |tick| [if tick < 25 { (1e7, true) } else { (0.0, false) }, (1e5, true)];
+        assert_eq!(enough(60, waits), Some(false), "the other way waits for this one");
+        let is_cut = |tick| [(1e7, true), if tick < 33 { (1e6, true) } else { (0.0, true) }];
+        assert_eq!(enough(41, is_cut), None, "it was cut soon after a stretch had begun");
+        let dies = |tick| [(1e7, true), if tick < 30 { (1e6, true) } else { (0.0, true) }];
+        assert_eq!(enough(60, dies), None, "it has stopped");
     }
 
     #[test]

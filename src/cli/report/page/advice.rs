@@ -2,7 +2,7 @@
 
 use super::CameTo;
 use crate::cli::report::limiter_line;
-use crate::cli::report::record::{Record, Weight};
+use crate::cli::report::record::{HostRecord, Record, Weight};
 use crate::engine::{View, Wait, Waits};
 use crate::job::event::End;
 
@@ -82,12 +82,11 @@ fn of_failure(record: &Record, came_to: CameTo<'_>, exit: u8) -> Option<String> 
     let line = match (came_to.end, exit) {
         (End::Transfer(_), 2) => "Give both ends the same KEY.",
         (End::Transfer(_), 3) => "rddoctor HOST shows whether the host, its ports and its agent can be reached.",
-        (End::Transfer(_), 8) if !record.hosts.is_empty() => {
-            "--hosts-failed FILE lists the hosts that failed; --hosts FILE then copies only to those."
+        (End::Transfer(_), 8) if record.hosts.iter().any(HostRecord::has_failed) => {
+            "--hosts-failed FILE lists the hosts that failed. Unless a message says otherwise, --hosts FILE then copies \
+             only to those."
         }
-        (End::Transfer(_), _) if record.command == "rdcp" => {
-            "Run the same command again: large files resume where they stopped, and --sync sends only what is missing."
-        }
+        // What a copy has kept, and whether the same command resumes it, only the messages of the failures know.
         _ => return None,
     };
     Some(line.to_owned())

@@ -232,6 +232,39 @@ fn what_it_says_is_what_happened() {
     assert!(page.attributes.contains(&("value".to_owned(), "143".to_owned())));
 }
 
+/// Whether the same command resumes, and to which hosts to copy again, depends on SRC, DST, options and failures. The
+/// message says it where it is so.
+#[test]
+fn a_failed_copy_gets_only_advice_that_holds_for_every_copy_with_that_exit_code() {
+    const REACHED: &str = "rddoctor HOST shows whether the host, its ports";
+    for (exit, second) in [
+        (Exit::Connect, None),
+        (Exit::LinkLost, None),
+        (Exit::Source, None),
+        (Exit::Destination, None),
+        (Exit::Integrity, None),
+        (Exit::Partial, None),
+        (Exit::Partial, Some(HostStanding::Failed)),
+        // It joined late and has another version of SRC, or a part of SRC cannot be read.
+        (Exit::Partial, Some(HostStanding::Done)),
+        (Exit::Destination, Some(HostStanding::Failed)),
+        (Exit::Protocol, None),
+        (Exit::Signal(15), None),
+    ] {
+        let mut record = Record::new("rdcp");
+        if let Some(second) = second {
+            record.hosts(&[host("a", HostStanding::Done), host("b", second)], None);
+        }
+        let failure = exit.with("failed; 50 MiB kept in b:x, run again to resume");
+        let text = rendered(&record, Some(&failure), None).text;
+        assert_eq!(text.contains(REACHED), exit == Exit::Connect, "{exit:?}: {text}");
+        let has_failed = exit == Exit::Partial && second == Some(HostStanding::Failed);
+        assert_eq!(text.contains("--hosts-failed"), has_failed, "{exit:?}: {text}");
+        assert_eq!(text.matches(" again").count(), text.matches("run again to resume").count(), "{exit:?}: {text}");
+        assert!(!text.contains("resume where"), "{exit:?}: {text}");
+    }
+}
+
 #[test]
 fn one_end_blames_nothing_that_only_the_other_knows() {
     let wire = Waits { wire: 2.0, ..Waits::default() };

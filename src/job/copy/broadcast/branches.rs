@@ -87,8 +87,9 @@ impl Branches {
             begin(host, role, at + 1 < stages.len());
         }
         let hosts = std::iter::once(source).chain(stages.iter().map(|&(host, _)| host)).collect();
+        let reconnect = Duration::from_secs(options.reconnect.into());
         Self {
-            chain: Chain::new(stages.len() + 1, SPOOL_BYTES, stall, lag),
+            chain: Chain::new(stages.len() + 1, SPOOL_BYTES, stall, lag).reconnecting(reconnect),
             links: Links::of_pipeline(hosts, options),
             stall,
             branches,
@@ -330,7 +331,7 @@ impl Branches {
             Some(Why::Lost) => "its agent was lost before it finished".to_owned(),
             Some(Why::CutOff) => "its neighbours cannot reach it".to_owned(),
             Some(Why::StoodStill) => format!("accepted no data for {stall} s and was dropped (--stall)"),
-            Some(Why::Slow) => format!("was slower than all others for {stall} s and was dropped (--slow=drop)"),
+            Some(Why::Slow) => format!("was slower than most others for {stall} s and was dropped (--slow=drop)"),
             Some(Why::TooFar) => "two hosts were lost at once, and no other host has the data it needs".to_owned(),
             Some(Why::SourceLost) => "the source of the stream was lost, and no host has all of it".to_owned(),
             Some(Why::Lied) => "reports impossible values; not trusting it".to_owned(),

@@ -17,12 +17,15 @@
 //!   (`chain/claims.rs`).
 //! * Nothing waits without a deadline. A link that carries nothing even though there is something to send is given up
 //!   after the time that the user allows. A node that only has to finish its own part gets a limited time for that.
+//! * While nodes that have all fallen silent together are not back, none is blamed: the network between them and the
+//!   caller is down. That time is limited, too.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use crate::control::frames::BroadcastState;
 
+use blame::AGAIN_AFTER;
 use copies::COPIES_AT_ONCE;
 use pace::{Pace, SLOWER};
 
@@ -247,6 +250,14 @@ struct Broken {
     since: Duration,
 }
 
+/// A time in which nodes that have all fallen silent together are waited for.
+#[derive(Clone, Copy, Debug)]
+struct Outage {
+    /// When the last of them was heard, and until when they are waited for.
+    since: Duration,
+    until: Duration,
+}
+
 impl Member {
     /// A member that takes part in a chain from the beginning.
     fn of_chain() -> Self {
@@ -262,11 +273,13 @@ pub(super) struct Chain {
     links: BTreeMap<LinkId, Link>,
     begun: LinkId,
     broken: Vec<Broken>,
-    /// How often a pair of nodes has been connected again.
-    again: BTreeMap<(Node, Node), u32>,
+    /// Pairs of nodes that have been connected again.
+    again: BTreeSet<(Node, Node)>,
     /// Number of bytes of the stream that a node keeps.
     spool_bytes: u64,
     stall: Duration,
+    /// How long all nodes, or the source, may be silent before they are given up.
+    reconnect: Duration,
     lag: Lag,
     /// Maximum number of copies that one node gives at once.
     serves_max: u32,
@@ -284,6 +297,11 @@ pub(super) struct Chain {
     /// Nodes behind which another node has stood still.
     stilled: BTreeSet<Node>,
     ticked: Duration,
+    /// When a node other than the source last reported its progress.
+    heard: Duration,
+    outage: Option<Outage>,
+    /// Until when links may break because of the last outage.
+    forgiving_until: Duration,
     actions: VecDeque<Action>,
     has_ended: bool,
 }
@@ -307,6 +325,11 @@ impl Chain {
         let source = Member { tree: Tree::Done, has_next: false, ..Member::of_chain() };
         let (members, order) = (vec![source], vec![SOURCE]);
         Self { members, order, stall: Duration::MAX, serves_max: COPIES_AT_ONCE, expected, ..Self::default() }
+    }
+
+    /// Has the network waited for as long as this if no node is heard any more, or not the source.
+    pub(super) fn reconnecting(self, within: Duration) -> Self {
+        Self { reconnect: within, ..self }
     }
 
     /// Records that a node's tree has more or less than what the source has, so that it must not be given to others.
@@ -405,7 +428,7 @@ impl Chain {
 
     /// Records that both ends of a link are over, or will never be heard of again.
     pub(super) fn link_over(&mut self, id: LinkId, end: LinkEnd, now: Duration) {
-        let Some(Link { from, to, is_stopping, .. }) = self.links.remove(&id) else { return };
+        let Some(Link { from, to, is_stopping, up_since, .. }) = self.links.remove(&id) else { return };
         match end {
             LinkEnd::Done => (self.members[to].has_all, self.members[to].is_fed) = (true, true),
             // Failures of a link that is being stopped say nothing about its nodes.
@@ -417,6 +440,10 @@ impl Chain {
             LinkEnd::Broken => {
                 if self.are_neighbours(from, to) {
                     self.broken.push(Broken { from, to, since: now });
+                    // A link that has held for long breaks for another reason than the one before it.
+                    if up_since.is_some_and(|since| now.saturating_sub(since) >= AGAIN_AFTER) {
+                        self.again.remove(&(from, to));
+                    }
                 }
             }
         }
@@ -435,6 +462,15 @@ impl Chain {
     pub(super) fn state(&mut self, node: Node, state: &BroadcastState, now: Duration) {
         let &BroadcastState { received, written, passed, has_all, is_behind, busy_permille, .. } = state;
         let is_full = received.saturating_sub(written) >= self.spool_bytes / 4;
+        if node != SOURCE {
+            if let Some(outage) = &mut self.outage
+                && outage.since == self.heard
+            {
+                // TCP tries again after pauses as long as the time before, so the nodes are heard again one by one.
+                outage.until = now + now.saturating_sub(outage.since).min(self.reconnect);
+            }
+            self.heard = now;
+        }
         let member = &mut self.members[node];
         member.spoke = now;
         // A node that has taken the whole stream still has to finish it, but never lacks data again.
@@ -502,17 +538,20 @@ impl Chain {
 
     /// Advances the time; called some times a second.
     pub(super) fn tick(&mut self, now: Duration) {
-        // If this process was stopped for a while, no node is to blame for that time.
         let slept = now.saturating_sub(self.ticked);
-        if slept > (self.stall / 2).min(LOOK_MAX) {
-            for member in &mut self.members {
-                member.moved += slept;
-                member.spoke += slept;
-                member.wrote += slept;
-                member.wrote_much.0 += slept;
-                member.last_since = member.last_since.map(|since| since + slept);
-                member.copied += slept;
-            }
+        let was_stopped = self.outage.is_none() && slept > (self.stall / 2).min(LOOK_MAX);
+        if !was_stopped && self.is_cut_off(now) {
+            self.outage.get_or_insert(Outage { since: self.heard, until: self.heard + self.reconnect });
+            return;
+        }
+        // If this process was stopped for a while, or there was an outage, no node is to blame for that time.
+        if let Some(outage) = self.outage.take() {
+            self.skip(slept, now);
+            self.again.clear();
+            self.forgiving_until = now + now.saturating_sub(outage.since).min(self.reconnect);
+        } else if was_stopped {
+            self.skip(slept, now);
+            self.heard = (self.heard + slept).min(now);
         }
         self.ticked = now;
         for at in 0..self.order.len() {

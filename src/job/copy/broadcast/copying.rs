@@ -7,7 +7,7 @@ use super::chain::{CopyEnd, Node, SOURCE};
 use super::{Copy, Run, Target, links, roots_of};
 use crate::agent::place::target;
 use crate::control::frames::{self, Found, Kind, MESSAGE_BYTES_MAX, Placed, Report, TreeProgress};
-use crate::fault::{Exit, Failure};
+use crate::fault::{Exit, Failure, escaped};
 use crate::job::HERE;
 use crate::job::copy::{names_of, root_of};
 use crate::job::hop::Side;
@@ -206,14 +206,8 @@ impl Copy<'_> {
             self.say(&format!("{taker} could not verify the data from {giver}; it gets its copy from the source"));
             run.target_mut(to).note_forged();
         }
-        if let Some(report) = received.as_ref().filter(|report| !may_be_copied(&report.tree)) {
+        if received.as_ref().is_some_and(|report| !may_be_copied(&report.tree)) {
             run.chain.keep_to_itself(to);
-            // What failed on the host cannot have been compared.
-            if report.tree.is_other && report.tree.failed == 0 {
-                self.say(&format!(
-                    "{taker}: the data on {giver} changed after the others received it; {taker} has the new version"
-                ));
-            }
         }
         let unsent = sent.as_ref().map(|report| report.tree.failed);
         let unsent = unsent.or(received.as_ref().map(|report| report.tree.failed_there)).unwrap_or(0);
@@ -251,6 +245,34 @@ impl Run {
         if side == Side::To && tree.is_some() {
             self.target_mut(to).state.tree = tree;
         }
+    }
+
+    /// Returns the failure of a host that got another version of the source than that of the stream, which another host
+    /// has: the source had changed when it gave this host its copy.
+    pub(super) fn other_version(&self, at: usize) -> Option<Failure> {
+        // A host where the source itself stands has nothing that was copied.
+        let has_first = |other: usize| {
+            let target = &self.targets[other];
+            let is_first = target.report.as_ref().is_some_and(|report| !report.tree.is_other);
+            is_first && self.counts(other) && target.is_complete()
+        };
+        let has_failed = self.has_other_version(at) && (0..self.targets.len()).any(has_first);
+        has_failed.then(|| version_differs(&escaped(self.targets[at].spec.host())))
+    }
+
+    /// Reports whether several hosts got their copies from a source that had changed, and no host has the version of the
+    /// stream. The source may have changed again between these copies.
+    pub(super) fn may_differ(&self) -> bool {
+        let is_one = |&at: &usize| self.counts(at) && self.has_other_version(at);
+        let all: Vec<usize> = (0..self.targets.len()).filter(is_one).collect();
+        all.len() > 1 && self.other_version(all[0]).is_none()
+    }
+
+    fn has_other_version(&self, at: usize) -> bool {
+        let target = &self.targets[at];
+        // What failed on the host cannot have been compared, and counts already.
+        let is_other = |report: &Report| report.tree.is_other && report.tree.failed == 0;
+        target.is_complete() && target.report.as_ref().is_some_and(is_other)
     }
 }
 
@@ -301,6 +323,12 @@ fn stood_still(giver: &str, taker: &str, still: Duration) -> Failure {
          {giver} and {taker} still answer, and copy to {taker} again"
     );
     Exit::LinkLost.with(line)
+}
+
+/// The failure of a host that was copied to after the source had changed.
+fn version_differs(host: &str) -> Failure {
+    let line = format!("{host} has another version than the others, because the source has changed; copy to all again");
+    Exit::Partial.with(line)
 }
 
 /// The failure of a host that has the source's tree, but may also have entries of a host that altered the data.

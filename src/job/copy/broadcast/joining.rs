@@ -26,6 +26,9 @@ use crate::job::targets::{HOSTS_MAX, is_list};
 /// differ by less than half.
 const LATE_AFTER: Duration = Duration::from_secs(5);
 
+/// How long after its start a host is no longer waited for even if it is still taking the agent.
+const SENDING_MAX: Duration = Duration::from_secs(120);
+
 /// How long to wait for a silent host when all others are done.
 const LATE_MAX: Duration = Duration::from_secs(30);
 
@@ -33,8 +36,8 @@ const LATE_MAX: Duration = Duration::from_secs(30);
 pub(super) struct Placing {
     /// Index of the first source that the host has not been asked about.
     until: usize,
-    /// When the answer must have arrived.
-    due: Instant,
+    /// When it was asked.
+    asked: Instant,
     /// The host's answer to the earlier questions.
     placed: Option<Placed>,
 }
@@ -51,12 +54,24 @@ impl Copy<'_> {
         let Some(quickest) = run.quickest else { return false };
         let late_after = LATE_AFTER.max(quickest.saturating_mul(2));
         let is_any_there = run.targets.iter().any(|target| target.placed.is_some());
-        let has_late_login = |host: usize| self.job.started_ago(host).is_some_and(|ago| ago >= late_after);
         // The user may take any time to enter a password.
         !self.plan.dry_run
             && is_any_there
             && !self.job.is_any_asking()
-            && missing.all(|target| target.host.is_none_or(has_late_login))
+            && missing.all(|target| self.is_late(target, late_after))
+    }
+
+    /// Whether a host that has not answered about its destination is no longer waited for. The agent may be on its way
+    /// to many hosts over one line, so a host that is still taking it is not late for a while.
+    fn is_late(&self, target: &Target, after: Duration) -> bool {
+        match (&target.placing, target.host) {
+            (Some(placing), _) => placing.asked.elapsed() >= after,
+            (None, Some(host)) => {
+                let ago = self.job.started_ago(host);
+                self.job.is_silent_for(host, after) || ago.is_some_and(|ago| ago >= after.max(SENDING_MAX))
+            }
+            (None, None) => true,
+        }
     }
 
     /// Tells the user which hosts are waited for, if some have been silent for long. Returns whether it did.
@@ -94,7 +109,9 @@ impl Copy<'_> {
             let label = escaped(run.targets[at].spec.host());
             self.say(&format!("{label} has not answered yet; the others start, and it gets its copy once it answers"));
         }
-        run.chain = Chain::new(nodes.len() + 1, SPOOL_BYTES, self.plan.stall, Lag::Copied);
+        let reconnect = Duration::from_secs(self.plan.transfer.reconnect.into());
+        let chain = Chain::new(nodes.len() + 1, SPOOL_BYTES, self.plan.stall, Lag::Copied);
+        run.chain = chain.reconnecting(reconnect);
         run.chain.expect(late.len());
         for (node, &at) in (1..).zip(&nodes) {
             if run.targets[at].placed.as_ref().is_some_and(|placed| placed.is_there) {
@@ -123,10 +140,10 @@ impl Copy<'_> {
         let some = &run.found[from..][..batch(&run.found[from..])];
         self.destination = run.targets[at].spec.clone();
         match self.place_question(host, some, self.are_several(&run.found)) {
-            Ok(asked) => {
-                let (until, due) = (from + some.len(), Instant::now() + ANSWER_MAX);
-                run.targets[at].placing = Some(Placing { until, due, placed });
-                self.job.send(host, Message::Place(asked));
+            Ok(question) => {
+                let (until, asked) = (from + some.len(), Instant::now());
+                run.targets[at].placing = Some(Placing { until, asked, placed });
+                self.job.send(host, Message::Place(question));
             }
             Err(failure) => self.fail_target(run, at, failure),
         }
@@ -297,9 +314,8 @@ impl Copy<'_> {
 
     /// Gives up hosts that have not answered in time about their destinations.
     pub(super) fn give_up_placing(&mut self, run: &mut Run) {
-        let now = Instant::now();
         for at in 0..run.targets.len() {
-            if run.targets[at].placing.as_ref().is_some_and(|placing| placing.due <= now) {
+            if run.targets[at].placing.as_ref().is_some_and(|placing| placing.asked.elapsed() >= ANSWER_MAX) {
                 let (label, within) = (escaped(run.targets[at].spec.host()), ANSWER_MAX.as_secs());
                 let line = format!("{label} did not answer within {within} s; try again");
                 self.fail_target(run, at, Exit::Connect.with(line));
@@ -391,8 +407,9 @@ impl Run {
         // Entries that the source could not read are missing on the host that gave the copy, too.
         let unread = self.source_report.as_ref().map_or(0, |report| report.tree.failed).max(target.unsent);
         let failed = target.report.as_ref().map_or(0, |report| report.tree.failed) + unread;
-        let unmade = target.unmade();
-        match (target.failure.as_ref().or(unmade.as_ref()), &target.report, target.done_after) {
+        let (unmade, other_version) = (target.unmade(), self.other_version(at));
+        let failure = target.failure.as_ref().or(unmade.as_ref()).or(other_version.as_ref());
+        match (failure, &target.report, target.done_after) {
             (None, Some(report), Some(_)) if failed == 0 => {
                 let size = size_words(report.tree.amount.bytes);
                 JoinOutcome {

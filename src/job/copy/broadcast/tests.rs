@@ -1,7 +1,9 @@
 //! What is said of hosts that failed, and how an interrupted copy is resumed.
 
+use super::chain::CopyEnd;
+use super::interrupted::{again, anew, is_less_with_sync};
 use super::*;
-use crate::options::Rules;
+use crate::options::{Rule, Rules};
 
 /// A host that answers is not said to be cut off or down.
 #[test]
@@ -19,6 +21,95 @@ fn found(path: &str) -> (usize, Found) {
     };
     let name = crate::control::names::last_name(path.as_bytes()).to_vec();
     (HERE, Found { path: path.into(), name, kind, size_bytes: 0, device: 0, inode: 0 })
+}
+
+/// With --sync the source sends each host what it lacks. The same command again sends everything once.
+#[test]
+fn what_is_advised_has_less_to_send() {
+    for (length, lacking, kept, is_less) in [
+        (None, 1, 1, true),
+        (Some(100), 1, 1, true),
+        (Some(100), 2, 100, false),
+        (Some(100), 2, 101, true),
+        (Some(100), 64, 6300, false),
+        (Some(100), 64, 6301, true),
+        // It may be much longer than what has come.
+        (None, 2, 101, false),
+    ] {
+        assert_eq!(is_less_with_sync(length, lacking, kept), is_less, "{length:?} {lacking} {kept}");
+    }
+}
+
+/// Where one of three hosts is complete and has the copy as DST, SRC would go into that.
+#[test]
+fn what_is_sent_anew_goes_to_the_same_place() {
+    for (exact, source, is_dst, done, expected) in [
+        (false, "src", true, 1, " with -T"),
+        (false, "src/", true, 1, " with -T"),
+        (false, "src", true, 0, ""),
+        (false, "src", false, 1, ""),
+        (true, "src", true, 1, ""),
+        (false, "src/.", true, 1, ""),
+        (false, "file", true, 1, ""),
+    ] {
+        assert_eq!(anew(exact, &[found(source)], &[is_dst; 3], done), expected, "{exact} {source} {is_dst} {done}");
+    }
+}
+
+/// Returns a run in which all hosts have their copies, and whether each copy is of another version than the stream.
+fn with_versions(are_other: &[bool]) -> Run {
+    let target = |(at, &is_other): (usize, &bool)| {
+        let report = Report { tree: TreeFigures { is_other, ..TreeFigures::default() }, ..Report::default() };
+        let spec = Spec::There(format!("h{}", at + 1).into(), "/x".into());
+        Target { spec, report: Some(report), done_after: Some(Duration::ZERO), ..Target::default() }
+    };
+    let targets: Vec<Target> = are_other.iter().enumerate().map(target).collect();
+    let mut chain = Chain::of_copies(targets.len());
+    for _ in &targets {
+        let node = chain.join(true);
+        chain.copy_over(SOURCE, node, CopyEnd::Made);
+    }
+    Run {
+        nodes: (0..targets.len()).collect(),
+        targets,
+        rows: Vec::new(),
+        streaming: 0,
+        chain,
+        has_begun: true,
+        told_joiners: Instant::now(),
+        quickest: None,
+        source: HERE,
+        found: Vec::new(),
+        settings: TreeOptions::default(),
+        began: Instant::now(),
+        source_state: BroadcastState::default(),
+        source_report: None,
+        source_failure: None,
+        links: Links::default(),
+        copies: HashMap::new(),
+        kept: HashMap::new(),
+    }
+}
+
+/// A host with another version than the stream's has failed if any host has that. Otherwise none has failed, but the
+/// hosts may differ.
+#[test]
+fn another_version_is_a_failure_if_any_host_has_the_first() {
+    for (are_other, failed, may_differ) in [
+        (&[false, true, true][..], &[1, 2][..], false),
+        (&[false, false], &[], false),
+        (&[true, true], &[], true),
+        (&[true], &[], false),
+    ] {
+        let run = with_versions(are_other);
+        for at in 0..are_other.len() {
+            let has_failed = failed.contains(&at);
+            assert_eq!(run.other_version(at).is_some(), has_failed, "{at} of {are_other:?}");
+            let expected = if has_failed { HostStanding::Failed } else { HostStanding::Done };
+            assert_eq!(run.shown(at).standing, expected, "{at} of {are_other:?}");
+        }
+        assert_eq!(run.may_differ(), may_differ, "{are_other:?}");
+    }
 }
 
 /// Another run with the words that are added has the same copies in the same places.

@@ -75,6 +75,13 @@ fn firewalls() {
     assert!(bad(compare(&way)).iter().any(|finding| finding.code == "probe-failed"));
 }
 
+#[test]
+fn ports_for_which_there_was_no_time_are_a_warning() {
+    let found = bad(compare(&Path { to_there: None, to_here: None, is_untried: true, ..path() }));
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert_eq!((found[0].code, found[0].level), ("ports-untried", Level::Warning));
+}
+
 /// Returns the path between two hosts, neither of which reaches the other over TCP or RDMA.
 fn unreached(outcome: &Outcome, firewall: &str) -> Path {
     let both = |to: &str| Some(Ok(vec![attempt(to, false, outcome.clone()), attempt(to, true, outcome.clone())]));

@@ -5,7 +5,9 @@ use std::sync::atomic::AtomicU64;
 use rd_proto::tree::{Extensions, fuzz};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
+use super::super::asked::IS_LEFT_OUT;
 use super::*;
+use crate::options::{Listed, Rule, Rules};
 use crate::tree::FIRST_NAME_FAILED;
 use crate::tree::IS_UNKNOWN;
 
@@ -165,6 +167,47 @@ fn temporary_names_are_not_received() {
     assert_eq!(scratch.run(renamed, &[file(b"a", b"new"), END]).expect("whole").figures.failed, 1);
     assert_eq!(names_below(&scratch.dst()).len(), 2, "the other transfer's, and the link");
     assert_eq!(fs::read(&part).expect("there"), b"another transfer's");
+}
+
+/// A copy of everything but `.ssh` must not bring `.ssh/authorized_keys`.
+#[test]
+fn what_a_pattern_excludes_is_not_received() {
+    let records = [directory(b"home"), directory(b"a"), file(b"x", b"1"), Record::Leave, Record::Leave, END];
+    let modes = [
+        TreeOptions { contents: true, ..TreeOptions::default() },
+        TreeOptions { sync: true, ..TreeOptions::default() },
+        TreeOptions::default(),
+    ];
+    // Whether the pattern excludes `home/a/x`, or a directory on the way to it, in each of these modes. In the last, it
+    // is not known whether paths begin with the name of SRC.
+    for (pattern, excludes) in [
+        ("x", [true, true, true]),
+        ("a/", [true, true, true]),
+        ("a/x", [true, true, true]),
+        ("x/", [false, false, false]),
+        ("/x", [false, false, false]),
+        ("/a/x", [true, false, false]),
+        ("/home/a/x", [false, true, false]),
+        ("/home", [false, true, false]),
+    ] {
+        let rule = Rule { pattern: pattern.as_bytes().to_vec().into(), is_include: false };
+        let rules = Rules(vec![rule]);
+        for (options, is_excluded) in modes.iter().zip(excludes) {
+            for (name, names) in [("home", Names::Any), ("there", Names::Only(b"there".to_vec()))] {
+                for listed in [None, Some(Listed::Part)] {
+                    let scratch = Scratch::new();
+                    let options = TreeOptions { rules: rules.clone(), listed, ..options.clone() };
+                    let destination = Destination { names: names.clone(), ..Destination::from(options) };
+                    let report = scratch.run(destination, &records).expect("a tree");
+                    let is_refused = is_excluded && listed.is_none();
+                    let what = format!("{pattern} {name} {listed:?}: {report:?}");
+                    assert_eq!(scratch.dst().join(name).join("a/x").exists(), !is_refused, "{what}");
+                    assert_eq!(report.figures.failed, u64::from(is_refused), "{what}");
+                    assert!(report.failures.iter().all(|fact| fact.detail == IS_LEFT_OUT.as_bytes()), "{what}");
+                }
+            }
+        }
+    }
 }
 
 /// An entry with a critical extension of a later version fails with a message. An extension that is not critical is

@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::pace::RATE_OVER;
-use super::{Action, Chain, Lag, Node, SOURCE, Tree, Why};
+use super::{Action, Chain, Lag, Member, Node, SILENT_MIN, SOURCE, Tree, Why};
 
 /// How long to look for which of two hosts has lost the other before they are connected again.
 const SUSPECT: Duration = Duration::from_millis(700);
 
-/// How often two hosts that have lost each other are connected again.
-const AGAIN_MAX: u32 = 1;
+/// Two hosts that have lost each other are connected again once. How long that link must have held for them to be
+/// connected again after the next loss.
+pub(super) const AGAIN_AFTER: Duration = Duration::from_secs(60);
 
 /// How long a node must have been slow without a break.
 const SLOW_OVER: Duration = Duration::from_secs(2);
@@ -18,8 +19,8 @@ const SLOW_OVER: Duration = Duration::from_secs(2);
 /// How long a link must have been up before it is compared with others.
 pub(super) const COMPARED_AFTER: Duration = Duration::from_secs(2);
 
-/// How long a tree must have been busy, while all others were less busy than `IDLE_PERMILLE`, to count as holding them
-/// up.
+/// How long a tree must have been busy to count as holding up the others, if more than half of these are less busy than
+/// `IDLE_PERMILLE`.
 const BUSY_OVER: Duration = Duration::from_secs(2);
 const IDLE_PERMILLE: u16 = 500;
 
@@ -45,6 +46,10 @@ const SILENT_ALONE: Duration = Duration::from_secs(3);
 impl Chain {
     /// Finds the nodes that are to blame for broken links.
     pub(super) fn judge(&mut self, now: Duration) {
+        // Only the next look at the time ends an outage, after which links are begun again.
+        if self.outage.is_some() || self.is_cut_off(now) {
+            return;
+        }
         let broken = std::mem::take(&mut self.broken);
         let mut kept = Vec::new();
         for one in broken.iter().copied() {
@@ -55,7 +60,10 @@ impl Chain {
             let lost_both = |node: Node| {
                 broken.iter().any(|other| other.from == node) && broken.iter().any(|other| other.to == node)
             };
-            if lost_both(one.to) {
+            let hop = (one.from, one.to);
+            if now < self.forgiving_until && self.again.insert(hop) {
+                // Whoever has lost whom, the network was down for all.
+            } else if lost_both(one.to) {
                 self.take_out(one.to, Why::CutOff);
             } else if one.from != SOURCE && lost_both(one.from) {
                 self.take_out(one.from, Why::CutOff);
@@ -63,23 +71,58 @@ impl Chain {
                 kept.push(one);
             } else if one.from != SOURCE && self.is_silent(one.from, now) && !self.is_silent(one.to, now) {
                 self.take_out(one.from, Why::CutOff);
-            } else {
-                let again = self.again.entry((one.from, one.to)).or_default();
-                *again += 1;
-                if *again > AGAIN_MAX {
-                    self.take_out(one.to, Why::CutOff);
-                }
+            } else if !self.again.insert(hop) {
+                self.take_out(one.to, Why::CutOff);
             }
         }
         self.broken = kept;
     }
 
+    /// Reports whether all nodes have fallen silent together, so that the network between them and the caller is rather
+    /// down than they are, and not all are back yet. They are waited for, but not for longer than the user allows.
+    pub(super) fn is_cut_off(&self, now: Duration) -> bool {
+        let (since, until) = match self.outage {
+            Some(outage) => (outage.since, outage.until),
+            None => (self.heard, self.heard + self.reconnect),
+        };
+        let is_missing = |member: &&Member| {
+            let has_spoken_last = member.spoke <= since && since - member.spoke < SILENT_MIN;
+            member.speaks && member.is_heard && has_spoken_last
+        };
+        let hosts = &self.members[1..];
+        let are_missing = match hosts.iter().filter(is_missing).count() {
+            0 => false,
+            // Hosts that are done go on reporting while their agents run. If these are gone, rather this node is, too.
+            1 if self.outage.is_none() => hosts.iter().all(|member| member.tree != Tree::Done),
+            _ => true,
+        };
+        (since + SILENT_MIN..until).contains(&now) && are_missing
+    }
+
+    /// Has all limits of time run as if no time had passed since the last look at it.
+    pub(super) fn skip(&mut self, slept: Duration, now: Duration) {
+        let later = |at: Duration| (at + slept).min(now);
+        for member in &mut self.members {
+            let Member { moved, spoke, wrote, wrote_much, copied, .. } = member;
+            for at in [moved, spoke, wrote, &mut wrote_much.0, copied] {
+                *at = later(*at);
+            }
+            let Member { last_since, slow_since, busy_since, stranded, .. } = member;
+            for since in [last_since, slow_since, busy_since, stranded] {
+                *since = since.map(later);
+            }
+        }
+        self.head_slow_since = self.head_slow_since.map(later);
+    }
+
     /// Gives up nodes that will not be heard of again.
     pub(super) fn give_up(&mut self, now: Duration) {
         let limit = self.silent_max();
-        self.give_up_source(now, limit);
+        // Without the source, no node gets what it lacks.
+        let source_max = if self.members[SOURCE].is_heard { limit.max(self.reconnect) } else { limit };
+        self.give_up_source(now, source_max);
         self.give_up_disks(now);
-        self.give_up_silent(now, limit);
+        self.give_up_silent(now, limit, source_max);
         self.give_up_endless(now, limit);
     }
 
@@ -138,7 +181,9 @@ impl Chain {
         SILENT_MAX.max(self.stall.saturating_mul(2))
     }
 
-    fn give_up_silent(&mut self, now: Duration, limit: Duration) {
+    /// Gives up nodes that are silent, and nodes to which no other node can give a copy. It may be the source that is
+    /// silent, so these are waited for as long as the source is, unless it is lost.
+    fn give_up_silent(&mut self, now: Duration, limit: Duration, source_max: Duration) {
         // A node that has been passed over may come back while others are still working. Otherwise it is not waited
         // for.
         let is_at_it = |node: Node| {
@@ -154,7 +199,7 @@ impl Chain {
             // A node that has left has nothing to report until it is copied to.
             let speech_max = if member.is_out { limit_if_out } else { limit };
             let is_silent = !member.is_over && now.saturating_sub(member.spoke) > speech_max;
-            let is_stranded = member.stranded.is_some_and(|since| now.saturating_sub(since) > limit);
+            let is_stranded = member.stranded.is_some_and(|since| now.saturating_sub(since) > source_max);
             if is_silent {
                 self.take_out(node, Why::CutOff);
                 self.members[node].tree = Tree::Failed;
@@ -235,10 +280,12 @@ impl Chain {
         let lags = |from: Node, to: Node| self.lag(from, to) >= self.spool_bytes / 2;
         let is_slow = |at: usize| {
             let (from, node) = (self.order[at - 1], self.order[at]);
-            // A node that is not heard is not slow, whatever it was before.
-            let is_heard = now.saturating_sub(self.members[node].spoke) <= RATE_OVER;
+            // A node that is not heard is not slow, whatever it was before, and makes the next one seem so. A node that
+            // waits for the next one speaks only once a second.
+            let silent = |node: Node| now.saturating_sub(self.members[node].spoke);
             self.is_measured(from, node, now)
-                && is_heard
+                && silent(from) <= SILENT_MIN
+                && silent(node) <= RATE_OVER
                 && !self.is_blocked(at, now)
                 && !self.is_disputed(from, node, now)
                 && lags(from, node)
@@ -287,7 +334,10 @@ impl Chain {
         let waits = self.lag(SOURCE, head) >= self.spool_bytes / 2;
         // Otherwise the head may be waiting for the nodes behind it.
         let passes = self.lag(head, behind) < self.spool_bytes / 4 && !self.is_blocked(1, now);
-        let is_slow = self.is_measured(SOURCE, head, now) && waits && passes && self.members[head].rate() > 0.0;
+        // A source that is not heard may itself be what holds up all.
+        let is_heard = now.saturating_sub(self.members[SOURCE].spoke) <= SILENT_MIN;
+        let is_slow =
+            is_heard && self.is_measured(SOURCE, head, now) && waits && passes && self.members[head].rate() > 0.0;
         self.head_slow_since = is_slow.then(|| self.head_slow_since.unwrap_or(now));
         // Waits, so that the rate is not from a time when something else held the head up.
         let is_long = self.head_slow_since.is_some_and(|since| now.saturating_sub(since) >= SLOW_OVER);
@@ -296,16 +346,19 @@ impl Chain {
         }
     }
 
-    /// Returns a node whose own tree holds all others up. It passes the stream on, and gets its tree later.
+    /// Returns a node whose own tree holds most others up. It passes the stream on, and gets its tree later.
     pub(super) fn busy(&self, now: Duration) -> Option<Node> {
         let live = || self.order.iter().copied().filter(|&node| node != SOURCE);
         let live = || live().filter(|&node| self.members[node].tree == Tree::Open && !self.members[node].is_behind);
+        // Nothing is known of the tree of a node that is silent.
+        let live = || live().filter(|&node| !self.is_silent(node, now));
         let over = self.patience(BUSY_OVER);
         let is_held =
             |node: &Node| self.members[*node].busy_since.is_some_and(|since| now.saturating_sub(since) >= over);
         let node = live().find(is_held)?;
-        let mut others = live().filter(|&other| other != node).peekable();
-        others.peek()?;
-        others.all(|other| self.members[other].busy_permille < IDLE_PERMILLE).then_some(node)
+        let others = || live().filter(|&other| other != node);
+        let idle = others().filter(|&other| self.members[other].busy_permille < IDLE_PERMILLE).count();
+        // Not all, because two slow trees would then keep each other in the chain. If most are slow, the rest waits.
+        (2 * idle > others().count()).then_some(node)
     }
 }

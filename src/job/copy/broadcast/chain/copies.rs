@@ -80,6 +80,15 @@ impl Chain {
         member.is_heard && member.tree == Tree::Open && member.is_behind && member.is_over && !member.is_served
     }
 
+    /// Reports whether a node other than the source may give its tree to this one, now or later.
+    pub(in crate::job::copy::broadcast) fn may_get_from_others(&self, node: Node) -> bool {
+        let may_give = |other: Node| {
+            let member = &self.members[other];
+            other != node && member.is_heard && member.may_serve && member.tree != Tree::Failed
+        };
+        (self.is_provable || !self.has_proof) && (1..self.members.len()).any(may_give)
+    }
+
     /// Whether nodes of the chain are still at work, and so need the source.
     fn is_live(&self) -> bool {
         // A disk that stands still may do so for ever. Its node has the whole stream, so the source is not needed for

@@ -130,6 +130,12 @@ fn one_that_is_slow_is_dropped_where_that_is_asked_for() {
     assert!(rig.asked.contains(&Action::Leave(2)) && rig.chain.tree(2) == Tree::Failed);
 }
 
+/// Returns what nodes report in a second in which all go on, and one is always busy.
+fn one_busy(second: u64) -> [(Node, u64, u64); 4] {
+    let at = |bytes: u64| second * 4 + bytes;
+    [(0, at(12), at(12)), (1, at(10), at(10)), (2, at(9), at(1)), (3, at(8), at(8))]
+}
+
 /// A node that takes something, but always less than the others could, is left behind after the same time. It still
 /// passes the stream on.
 #[test]
@@ -137,13 +143,53 @@ fn one_that_is_always_busy_is_dropped() {
     for (lag, is_dropped) in [(Lag::Dropped, true), (Lag::Held, false)] {
         let mut rig = Rig::new(3, lag);
         for second in 0..12 {
-            let at = |bytes: u64| second * 4 + bytes;
-            let states = [(0, at(12), at(12)), (1, at(10), at(10)), (2, at(9), at(1)), (3, at(8), at(8))];
-            rig.pass(Duration::from_secs(1), &states);
+            rig.pass(Duration::from_secs(1), &one_busy(second));
         }
         assert_eq!(rig.asked.contains(&Action::Leave(2)), is_dropped);
         assert_eq!((rig.chain.tree(2) == Tree::Failed, rig.chain.before(3)), (is_dropped, Some(2)));
         assert_eq!(rig.outs(), [], "{lag:?}");
+    }
+}
+
+/// A time in which no node is heard does not count. A node that alone has fallen silent is passed over for that.
+#[test]
+fn one_that_is_not_heard_is_not_busy() {
+    let (second, silent) = (Duration::from_secs(1), Duration::from_secs(20));
+    let mut rig = Rig::new(3, Lag::Dropped);
+    rig.chain.reconnect = Duration::from_secs(30);
+    rig.pass(second, &one_busy(0));
+    rig.pass(silent, &[]);
+    (1..3).for_each(|at| rig.pass(second, &one_busy(at)));
+    assert!(!rig.asked.contains(&Action::Leave(2)), "{:?}", rig.asked);
+    assert_eq!(rig.outs(), []);
+
+    let mut rig = Rig::new(3, Lag::Dropped);
+    (0..2).for_each(|at| rig.pass(second, &one_busy(at)));
+    let others: Vec<_> = one_busy(1).into_iter().filter(|(node, ..)| *node != 2).collect();
+    rig.pass(18 * STEP, &others);
+    assert!(!rig.asked.contains(&Action::Leave(2)) && rig.outs().is_empty(), "{:?}", rig.asked);
+    rig.pass(STALL, &others);
+    assert_eq!(rig.outs(), [(2, Why::StoodStill)]);
+}
+
+/// Nodes with slow trees do not keep each other, unless at least half of the others are as slow as they are.
+#[test]
+fn several_that_are_always_busy_are_dropped() {
+    for (busy, are_dropped) in [(&[2, 4][..], true), (&[2, 3, 4], false), (&[1, 2, 3, 4, 5], false)] {
+        let mut rig = Rig::new(5, Lag::Dropped);
+        for second in 0..14 {
+            let state = |node: Node| {
+                let received = second * 4 + 14 - node as u64;
+                (node, received, if busy.contains(&node) { received - 8 } else { received })
+            };
+            rig.pass(Duration::from_secs(1), &[0, 1, 2, 3, 4, 5].map(state));
+        }
+        for &node in busy {
+            let is_dropped = rig.asked.contains(&Action::Leave(node)) && rig.chain.tree(node) == Tree::Failed;
+            assert_eq!(is_dropped, are_dropped, "{node} of {busy:?}");
+        }
+        assert!((1..=5).all(|node| busy.contains(&node) || rig.chain.tree(node) == Tree::Open), "{busy:?}");
+        assert_eq!(rig.outs(), [], "{busy:?}");
     }
 }
 

@@ -414,11 +414,12 @@ fn whatever_happens_to_some_the_others_get_it() {
 #[test]
 fn a_large_chain_heals() {
     for seed in seeds(1) {
-        let mut world = World::new(seed, 50, 600);
+        let hosts = 13 + World::new(seed, 1, 1).below(188);
+        let mut world = World::new(seed, hosts as usize, 600);
         let mut dead = 0;
         world.run(|world| {
             if dead < 8 && world.below(5) == 0 {
-                let node = 1 + world.below(50) as usize;
+                let node = 1 + world.below(hosts) as usize;
                 if world.peers[node].fault.is_none() {
                     dead += 1;
                     world.spoil(node, if dead % 2 == 0 { Fault::Killed } else { Fault::CutOff });
@@ -773,4 +774,5 @@ fn without_its_source_a_broadcast_ends() {
 }
 
 mod lies;
+mod outage;
 mod stuck;

@@ -307,6 +307,18 @@ fn a_disk_that_stands_still_is_the_reason_after_its_node_was_passed_over() {
     }
 }
 
+/// Of a tree that has more than the source's, nothing is given on, nor of one that cannot be proven.
+#[test]
+fn who_may_give_a_copy_is_known_before_it_is_begun() {
+    for own in 0..=2 {
+        let mut chain = Chain::new(4, SPOOL, STALL, Lag::Copied);
+        [1, 3][..own].iter().for_each(|&node| chain.keep_to_itself(node));
+        assert_eq!(chain.may_get_from_others(2), own < 2, "{own}");
+        chain.proof(100, false);
+        assert!(!chain.may_get_from_others(2), "{own}");
+    }
+}
+
 /// If the source is lost or silent, and the only host that is done may not give its tree to others, that is the reason,
 /// and not that the host which lacks something does not answer.
 #[test]

@@ -103,7 +103,7 @@ fn root_has_what_checks_need_installed() {
     assert!(output.status.success(), "{output:?}");
     let expected = [
         "apt-get update -qq",
-        "apt-get install -y -qq --no-install-recommends shellcheck",
+        "apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 shellcheck",
         "rustup component add rustfmt clippy",
         "cargo install --quiet --locked cargo-deny",
     ];

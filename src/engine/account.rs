@@ -298,7 +298,7 @@ impl Engine {
             Half::Send { machine, reader, .. } => {
                 let backlog = machine.backlog();
                 self.shared.backlog.store(backlog, Ordering::Relaxed);
-                let is_line_busy = !machine.is_starved() && !machine.lacks_credit();
+                let is_line_busy = !machine.is_starved() && !machine.waits_for_receiver();
                 self.shared.is_line_busy.store(is_line_busy, Ordering::Relaxed);
                 if machine.waits_for_credit() {
                     &mut waits.credits

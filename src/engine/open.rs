@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use flume::{Receiver as Queue, Sender as Post, TrySendError};
 use rd_proto::control::{self, Endpoint, Offer, Policy, RailAddress, RdmaKind, Role};
@@ -51,7 +51,7 @@ pub fn offers(
         chunk_bytes: options.chunk_bytes() as u32,
         reconnect_s: options.reconnect,
         size_bytes,
-        rdma: rdma_kind(stream, options.transport.policy()),
+        rdma: offered(options.transport.policy(), tcp::round_trip_min(stream), rdma::available),
         ticket: SessionId::random(&mut rng()).0,
         host: rustix::system::uname().nodename().to_bytes().to_vec(),
     };
@@ -59,15 +59,14 @@ pub fn offers(
     Ok([ours, theirs])
 }
 
-/// Returns which RDMA devices this end offers to a peer. Over hundreds of kilometres adapters hardly ever reach each
-/// other, and the transfer would wait until that is certain. So `auto`, which needs hardware, is offered none.
-fn rdma_kind(stream: &TcpStream, policy: Policy) -> RdmaKind {
-    let is_far = || tcp::round_trip_min(stream).is_some_and(|shortest| shortest >= LONG_LINE);
+/// Returns which RDMA devices this end offers to a peer at this round trip. Over hundreds of kilometres adapters hardly
+/// ever reach each other, and the transfer would wait until that is certain. So `auto`, which needs hardware, is offered
+/// none. The peer's policy may be another, which goes by any device.
+fn offered(policy: Policy, shortest: Option<Duration>, available: impl Fn() -> RdmaKind) -> RdmaKind {
     match policy {
         Policy::Tcp => RdmaKind::None,
-        // The peer's policy may be another, which goes by any device.
-        Policy::Auto if is_far() => rdma::available().min(RdmaKind::Software),
-        _ => rdma::available(),
+        Policy::Auto if shortest.is_some_and(|shortest| shortest >= LONG_LINE) => available().min(RdmaKind::Software),
+        _ => available(),
     }
 }
 
@@ -364,8 +363,6 @@ impl Dialer for Dialing {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use rd_proto::handshake::{self, Key, connect_first};
 
     use super::*;
@@ -400,6 +397,23 @@ mod tests {
         });
         let obstacle = told.recv_timeout(Duration::from_secs(20)).expect("it waits for nothing");
         assert!(matches!(obstacle, Some(Obstacle::Link(LinkError::Transport(_)))), "{obstacle:?}");
+    }
+
+    #[test]
+    fn adapters_that_are_far_apart_are_tried_only_if_the_user_asks_for_them() {
+        use RdmaKind::{Hardware, None as Nothing, Software};
+        for (policy, micros, available, expected) in [
+            (Policy::Auto, Some(5000), Hardware, Software),
+            (Policy::Auto, Some(4999), Hardware, Hardware),
+            (Policy::Auto, None, Hardware, Hardware),
+            (Policy::Auto, Some(50_000), Nothing, Nothing),
+            (Policy::PreferRdma, Some(50_000), Hardware, Hardware),
+            (Policy::Rdma, Some(50_000), Hardware, Hardware),
+            (Policy::Tcp, Some(50), Hardware, Nothing),
+        ] {
+            let offered = offered(policy, micros.map(Duration::from_micros), || available);
+            assert_eq!(offered, expected, "{policy:?} {micros:?} {available:?}");
+        }
     }
 
     #[test]

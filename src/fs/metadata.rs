@@ -17,6 +17,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::path::Arg;
 
+use super::accounts::is_own_group;
 use super::{may, named};
 use crate::fault::errno_of;
 
@@ -276,8 +277,8 @@ pub(crate) fn remove_acls(entry: Object<'_>, kept: impl Fn(&[u8]) -> bool) {
     }
 }
 
-/// Changes an extended attribute. `user.` attributes need write permission, which the mode or an ACL may deny even to
-/// the owner. The entry then has the permission meanwhile, for its owner alone.
+/// Changes an extended attribute. `user.` attributes need write permission, which the mode may deny even to the owner.
+/// The owner then has it meanwhile, unless setgid would be lost: the kernel drops it where the group is not the user's.
 ///
 /// # Errors
 ///
@@ -285,8 +286,12 @@ pub(crate) fn remove_acls(entry: Object<'_>, kept: impl Fn(&[u8]) -> bool) {
 pub(crate) fn change_xattr(entry: Object<'_>, change: impl Fn() -> Result<(), Errno>) -> Result<(), Errno> {
     match (change(), entry) {
         (Err(Errno::ACCESS), Object::Open(fd) | Object::Path(fd)) => {
-            let mode = fstat(fd)?.st_mode & 0o7777;
-            entry.set_mode(0o700).map_err(|_| Errno::ACCESS)?;
+            let stat = fstat(fd)?;
+            let mode = stat.st_mode & 0o7777;
+            if mode & Mode::SGID.bits() != 0 && !is_own_group(stat.st_gid) {
+                return Err(Errno::ACCESS);
+            }
+            entry.set_mode(mode | 0o200).map_err(|_| Errno::ACCESS)?;
             let changed = change();
             entry.set_mode(mode)?;
             changed

@@ -4,6 +4,8 @@
 //! the ends' deadlines. What waits for the thread is bounded, because an end sends no more entries than it has credit
 //! for.
 
+use std::time::Instant;
+
 use flume::Sender;
 
 use super::launching::Heard;
@@ -52,10 +54,12 @@ impl Job {
             entries.iter_mut().for_each(|entry| entry.place_in(root));
         }
         let is_maker = self.hops[hop].sides().last() == Some(&side);
-        let untaken = &mut self.hops[hop].untaken[side as usize];
+        let of_hop = &mut self.hops[hop];
+        let untaken = &mut of_hop.untaken[side as usize];
         match &self.entries {
             Some(queue) if is_maker && *untaken < WINDOW => {
                 *untaken += 1;
+                of_hop.ended_since = of_hop.ended_since.map(|_| Instant::now());
                 // Fails only if the thread has failed, which it has posted.
                 let _ = queue.send((end, entries));
             }

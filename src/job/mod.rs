@@ -56,6 +56,9 @@ const HERE: usize = 0;
 /// How long the second end of a session may take to report its outcome after the first.
 const SECOND_MAX: Duration = Duration::from_secs(3);
 
+/// The same for an end that lists entries, after the last message of entries.
+const LISTING_MAX: Duration = Duration::from_secs(60);
+
 /// How often to check for an end that has not reported its outcome.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
@@ -621,8 +624,9 @@ impl Job {
         let has_failed = hop.reports.iter().flatten().any(|report| report.fault.is_some());
         let is_removing = hop.removes && hop.report(Side::From).is_none();
         // Its last entries may still be on their way, over a slow line.
-        let is_listing = self.entries.is_some() && hop.report(Side::To).is_none();
-        since.elapsed() > SECOND_MAX && (!is_ours_missing && !is_removing && !is_listing || has_failed)
+        let is_listing = self.entries.is_some() && hop.report(Side::To).is_none() && !has_failed;
+        let limit = if is_listing { LISTING_MAX } else { SECOND_MAX };
+        since.elapsed() > limit && (!is_ours_missing && !is_removing || has_failed)
     }
 
     /// Asks a host a question, and waits for the answer.

@@ -71,18 +71,23 @@ fn job_with_hop() -> (Job, [usize; 2], usize) {
 /// What the receiver lists may take longer on a slow line than an end may take to report its outcome.
 #[test]
 fn a_receiver_that_lists_entries_is_awaited() {
-    for (lists, is_lost, has_failed) in
-        [(false, false, false), (true, false, false), (true, true, false), (true, false, true)]
-    {
+    let (short, long) = (2 * SECOND_MAX, 2 * LISTING_MAX);
+    for (lists, is_lost, has_failed, silent, is_settled) in [
+        (false, false, false, short, true),
+        (true, false, false, short, false),
+        (true, false, false, long, true),
+        (true, true, false, short, true),
+        (true, false, true, short, true),
+    ] {
         let (mut job, [_, to], hop) = job_with_hop();
         if lists {
             job.take_entries(Box::new(|_| Ok(()))).expect("a thread");
         }
         let fault = has_failed.then(|| Fault::plain(Exit::Source.code(), "gone"));
         job.hops[hop].note_ended(Side::From, Report { fault, ..Report::default() });
-        job.hops[hop].ended_since = Instant::now().checked_sub(2 * SECOND_MAX);
+        job.hops[hop].ended_since = Instant::now().checked_sub(silent);
         job.hosts[to].gone = is_lost;
-        assert_eq!(job.is_settled(hop), !lists || is_lost || has_failed, "{lists} {is_lost} {has_failed}");
+        assert_eq!(job.is_settled(hop), is_settled, "{lists} {is_lost} {has_failed} {silent:?}");
     }
 }
 

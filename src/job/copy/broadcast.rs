@@ -216,6 +216,7 @@ impl Copy<'_> {
                 match run.links.act(&mut self.job, action) {
                     Some(Action::Copy { from, to }) => self.copy_node(run, from, to),
                     Some(Action::Out(node, why)) => self.note_out(run, node, why),
+                    Some(Action::Silence(within)) => self.say(&links::silence(within)),
                     Some(Action::End) => is_over = true,
                     _ => {}
                 }

@@ -88,7 +88,7 @@ impl TreeSink {
         let with_root = || excludes(&[root, b"/", below].concat());
         match options.contents {
             true => excludes(below),
-            false if options.sync => with_root(),
+            false if options.sync || self.root.is_some() => with_root(),
             // The sender knows which of several roots ends in a slash, and so is no part of the path.
             false => excludes(below) && with_root(),
         }

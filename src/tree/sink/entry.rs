@@ -759,7 +759,7 @@ impl Drop for Large {
             let held = |stat: Stat| (stat.st_blocks as u64 * 512).min(stat.st_size as u64).min(self.size);
             let held = fstat(&self.partial.file).map_or(0, held);
             // Complete blocks are not sent again.
-            let rest = if held == self.size { 0 } else { held % super::BLOCK_BYTES };
+            let rest = if held == self.size || self.is_sparse { 0 } else { held % super::BLOCK_BYTES };
             self.shared.counts.resumable_bytes.fetch_add(held - rest, Relaxed);
             if !self.directory.is_unseen {
                 self.shared.keep(self.directory.path(beside.as_bytes()));

@@ -157,6 +157,8 @@ pub(crate) struct Lanes {
     rdma_since: Duration,
     /// How long RDMA lanes that did not last are given up for.
     rdma_rest: Duration,
+    /// Whether chunks that have arrived, or could be sent, wait for others.
+    held_up: bool,
     /// Since when no lane can carry payload.
     lost_since: Option<Duration>,
     /// Time of the first loss since payload has moved, or since a lane that carries payload has lasted. A network in
@@ -196,6 +198,7 @@ impl Lanes {
             rdma_judged: false,
             rdma_since: Duration::ZERO,
             rdma_rest: BETTER_PATH_RETRY / 4,
+            held_up: false,
             lost_since: Some(Duration::ZERO),
             vain_since: None,
             carried: 0,
@@ -309,11 +312,11 @@ impl Lanes {
         let lanes: Vec<Health> = self.payload().map(health).collect();
         for lane in self.payload() {
             let (rail, way) = (self.rail_of(lane), self.places[usize::from(lane.index)].health.way);
-            let is_enough = ways::carries_enough(&lanes, way, now);
+            let is_enough = ways::carries_enough(&lanes, way, self.held_up, now);
             let back = self.rails_of_mut(path).judge(rail, is_enough, now);
             self.actions.extend(back.map(Action::Notice));
         }
-        let Some(way) = ways::failed(&lanes, now) else { return };
+        let Some(way) = ways::failed(&lanes, self.held_up, now) else { return };
         for lane in self.up().filter(|&lane| path_of(lane) == path) {
             if self.places[usize::from(lane.index)].health.way == way {
                 self.close(lane);
@@ -566,6 +569,11 @@ impl Lanes {
         if may_fall_back && self.payload().next().is_none() {
             self.switch(Path::Tcp, now);
         }
+    }
+
+    /// Records whether chunks that have arrived, or could be sent, wait for others.
+    pub(crate) fn set_held_up(&mut self, held_up: bool) {
+        self.held_up = held_up;
     }
 
     /// Records that a chunk has come through.

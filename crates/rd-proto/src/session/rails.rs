@@ -251,6 +251,7 @@ impl Rails {
 mod tests {
     use super::*;
     use crate::control::{Frame, Path, Policy, RdmaKind};
+    use crate::frame::ChunkHeader;
     use crate::handshake::LaneId;
     use crate::session::tests::pair;
     use crate::session::{Action, LaneState, Machine, Notice, Sender};
@@ -449,7 +450,7 @@ mod tests {
         let first = LaneId { index: 0, generation: 0 };
         sender.handle_lane_up(first, Duration::ZERO);
         sender.handle_rails(Path::Tcp, 2, true, Duration::ZERO);
-        let (mut lanes, mut said, mut ahead) = (vec![(first, 0_u64)], Vec::new(), 0_u64);
+        let (mut lanes, mut said, mut ahead, mut sequence) = (vec![(first, 0_u64)], Vec::new(), 0_u64, 0);
         for now in (1..8000).map(|tick| tick * TICK) {
             let is_slow = (60..660).contains(&now.as_secs());
             if !is_slow || lanes.iter().all(|(lane, _)| sender.core_ref().rail_of(*lane) == 0) {
@@ -481,6 +482,11 @@ mod tests {
                     Action::Close(lane) => {
                         sender.handle_lane_down(lane, now);
                         lanes.retain(|(other, _)| *other != lane);
+                    }
+                    // Without credit, the chunk waits.
+                    Action::Fill { buffer, .. } => {
+                        sender.handle_sealed(buffer, &ChunkHeader { sequence, ..ChunkHeader::default() });
+                        sequence += 1;
                     }
                     Action::Notice(Notice::LaneLost(_)) => {}
                     Action::Notice(notice) => said.push((notice, now.as_secs())),

@@ -571,6 +571,8 @@ impl Machine for Receiver {
             }
             return;
         }
+        let held_up = self.is_ordered() && self.seen_end > self.next_write;
+        self.core.lanes.set_held_up(held_up);
         self.core.timeout(now, false);
         let held = self.buffers.iter().filter(|state| state.place == Place::Held).count();
         let limits = 4 * held < self.core.pool.limit() as usize;

@@ -385,9 +385,15 @@ impl Sender {
         self.cursor < self.sealed_end || 2 * (self.sealed_end - self.base) >= u64::from(self.core.pool.limit())
     }
 
-    /// Returns whether the receiver has no buffer for another chunk.
-    pub fn lacks_credit(&self) -> bool {
+    fn lacks_credit(&self) -> bool {
         self.lanes.iter().all(|lane| !lane.up || lane.used == lane.credit_total)
+    }
+
+    /// Returns whether the receiver has no buffer for another chunk, and is what limits: most of the chunks that it has
+    /// not taken have left the lanes.
+    pub fn waits_for_receiver(&self) -> bool {
+        let with_lanes: u64 = self.lanes.iter().map(|lane| u64::from(lane.ahead)).sum();
+        self.lacks_credit() && 2 * with_lanes < self.sealed_end - self.base
     }
 
     /// Returns whether the sender waits for the peer's credits, as opposed to the wire. For the report.
@@ -701,11 +707,13 @@ impl Machine for Sender {
 
     fn handle_timeout(&mut self, now: Duration) {
         let unanswered = self.done_sent;
+        let held_up = self.backlog();
+        self.core.lanes.set_held_up(held_up);
         self.core.timeout(now, unanswered);
         let starves = self.read_ahead.starved_since.is_some_and(|since| now.saturating_sub(since) >= STARVED_MIN);
         let keeps_busy = !starves && self.lanes.iter().any(|account| account.up && account.ahead > 0);
         // Chunks that lanes seal themselves are never seen to wait.
-        let limits = (self.backlog() || keeps_busy) && !self.lacks_credit();
+        let limits = (self.cursor < self.sealed_end || keeps_busy) && !self.lacks_credit();
         self.core.fit(limits, keeps_busy, now);
         for (lane, since) in self.core.lanes.all_retired() {
             let holds = |state: &BufferState| state.place == Place::OnLane(lane) || state.place == Place::Sent(lane);

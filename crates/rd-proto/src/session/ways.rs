@@ -147,36 +147,38 @@ fn of(lanes: &[Health], way: u8) -> impl Iterator<Item = &Health> {
 }
 
 /// Returns whether a way carries next to nothing beside the best of the others. In an ordered stream, good ways soon
-/// wait for the chunks of a slow one, so a way that waits counts with what it carried before.
-fn is_slow(lanes: &[Health], way: u8) -> bool {
+/// wait for the chunks of a slow one. So a way that waits while the stream is `held_up` counts with half of what it
+/// carried before: the peaks of its lanes may be from different times.
+fn is_slow(lanes: &[Health], way: u8, held_up: bool) -> bool {
     let could_carry = |other| {
-        let waits = of(lanes, other).all(Health::had_pauses);
-        of(lanes, other).map(|lane| if waits { lane.peak } else { lane.carries() }).sum::<f64>()
+        let waits = held_up && of(lanes, other).all(Health::had_pauses);
+        of(lanes, other).map(|lane| if waits { lane.peak / 2.0 } else { lane.carries() }).sum::<f64>()
     };
     let others = lanes.iter().map(|lane| lane.way).filter(|&other| other != way);
     let carried: f64 = of(lanes, way).map(Health::carries).sum();
     carried < others.map(could_carry).fold(0.0, f64::max) * SLOW_PART
 }
 
-/// Returns a way to give up, if any, among those that these lanes take.
-pub(crate) fn failed(lanes: &[Health], now: Duration) -> Option<u8> {
+/// Returns a way to give up, if any, among those that these lanes take. `held_up`: chunks that have arrived or could be
+/// sent wait for others.
+pub(crate) fn failed(lanes: &[Health], held_up: bool, now: Duration) -> Option<u8> {
     let is_stalled = |way| {
         of(lanes, way).any(|lane| lane.is_stuck(now))
             && !of(lanes, way).any(|lane| lane.has_moved(now))
             && lanes.iter().any(|lane| lane.way != way && lane.has_moved(now))
     };
     let had_enough = |way| of(lanes, way).all(Health::had_enough);
-    lanes.iter().map(|lane| lane.way).find(|&way| is_stalled(way) || had_enough(way) && is_slow(lanes, way))
+    lanes.iter().map(|lane| lane.way).find(|&way| is_stalled(way) || had_enough(way) && is_slow(lanes, way, held_up))
 }
 
 /// Returns whether a way carries enough to be used beside the others, or next to nothing; `None` if that is not known.
-pub(crate) fn carries_enough(lanes: &[Health], way: u8, now: Duration) -> Option<bool> {
+pub(crate) fn carries_enough(lanes: &[Health], way: u8, held_up: bool, now: Duration) -> Option<bool> {
     if of(lanes, way).any(|lane| lane.rate.is_none()) || !of(lanes, way).any(|lane| lane.still_moves(now)) {
         return None;
     }
     let carried: f64 = of(lanes, way).map(Health::carries).sum();
     let is_telling = carried >= TELLING_RATE;
-    if is_slow(lanes, way) {
+    if is_slow(lanes, way, held_up) {
         (is_telling || of(lanes, way).all(Health::had_enough)).then_some(false)
     } else {
         let peak = |lane: &Health| of(lanes, lane.way).map(|lane| lane.peak).sum::<f64>();
@@ -203,7 +205,7 @@ mod tests {
                 let round_trip = Some(Duration::from_millis(2));
                 lane.note(LaneState { round_trip, is_unanswered, moved_bytes: Some(moved[at] as u64) }, now);
             }
-            failed(&lanes, now).map(|way| (tick, way))
+            failed(&lanes, true, now).map(|way| (tick, way))
         })
     }
 
@@ -227,7 +229,7 @@ mod tests {
             for (lane, moved) in lanes.iter_mut().zip([u64::from(tick) << 18, u64::from(tick.min(200) / 8) << 20]) {
                 lane.note(LaneState { round_trip: None, is_unanswered: true, moved_bytes: Some(moved) }, tick * TICK);
             }
-            failed(&lanes, tick * TICK).is_some()
+            failed(&lanes, true, tick * TICK).is_some()
         });
         assert!(given_up.is_some_and(|tick| (225..=240).contains(&tick)), "{given_up:?}");
     }
@@ -261,7 +263,7 @@ mod tests {
                 lane.note(state, tick * TICK);
             }
         }
-        carries_enough(&lanes, 1, ticks * TICK)
+        carries_enough(&lanes, 1, true, ticks * TICK)
     }
 
     #[test]
@@ -289,11 +291,11 @@ mod tests {
             for (lane, moved_bytes) in lanes.iter_mut().zip([Some(u64::from(tick)), None]) {
                 lane.note(LaneState { round_trip: Some(TICK), is_unanswered: true, moved_bytes }, tick * TICK);
             }
-            assert_eq!(failed(&lanes, tick * TICK), None);
+            assert_eq!(failed(&lanes, true, tick * TICK), None);
         }
         let state = LaneState { round_trip: None, is_unanswered: true, moved_bytes: Some(1) };
         lanes[1].note(state, 100 * TICK);
         lanes.iter_mut().for_each(|lane| lane.forget(150 * TICK));
-        assert_eq!(failed(&lanes, 150 * TICK), None);
+        assert_eq!(failed(&lanes, true, 150 * TICK), None);
     }
 }

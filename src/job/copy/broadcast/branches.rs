@@ -211,6 +211,7 @@ impl Branches {
             }
             match self.links.act(job, action) {
                 Some(Action::Out(node, why)) => self.note_out(job, node, why),
+                Some(Action::Silence(within)) => self.said.push(links::silence(within)),
                 Some(Action::End) => {
                     self.over_since.get_or_insert_with(Instant::now);
                     // No node wants any more of the stream. The command that makes the stream notices that at its next

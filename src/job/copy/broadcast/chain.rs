@@ -78,6 +78,8 @@ pub(super) enum Action {
     Probe(Node),
     /// A node has left the chain, for this reason.
     Out(Node, Why),
+    /// No node is heard any more, and they are waited for this long; `None`: they are heard again.
+    Silence(Option<Duration>),
     /// All nodes are done or have failed.
     End,
 }
@@ -541,14 +543,22 @@ impl Chain {
         let slept = now.saturating_sub(self.ticked);
         let was_stopped = self.outage.is_none() && slept > (self.stall / 2).min(LOOK_MAX);
         if !was_stopped && self.is_cut_off(now) {
-            self.outage.get_or_insert(Outage { since: self.heard, until: self.heard + self.reconnect });
+            if self.outage.is_none() {
+                self.outage = Some(Outage { since: self.heard, until: self.heard + self.reconnect });
+                self.actions.push_back(Action::Silence(Some(self.reconnect)));
+            }
             return;
         }
         // If this process was stopped for a while, or there was an outage, no node is to blame for that time.
         if let Some(outage) = self.outage.take() {
-            self.skip(slept, now);
-            self.again.clear();
-            self.forgiving_until = now + now.saturating_sub(outage.since).min(self.reconnect);
+            // If none has come back, all are gone, and nothing more is waited for.
+            if self.heard > outage.since {
+                self.actions.push_back(Action::Silence(None));
+                self.skip(now.saturating_sub(outage.since), now);
+                self.again.clear();
+                self.forgiving_until = now + now.saturating_sub(outage.since).min(self.reconnect);
+                self.heard = now;
+            }
         } else if was_stopped {
             self.skip(slept, now);
             self.heard = (self.heard + slept).min(now);

@@ -19,6 +19,14 @@ const PROBE: Duration = Duration::from_millis(400);
 /// How long the second end of a failed hop may take to report the failure as well.
 const OTHER_END_MAX: Duration = Duration::from_millis(1800);
 
+/// Returns the line for the user about hosts none of which is heard, or that are heard again.
+pub(super) fn silence(within: Option<Duration>) -> String {
+    match within {
+        Some(within) => format!("no host answers; waiting up to {} s for the network", within.as_secs()),
+        None => "the hosts answer again".to_owned(),
+    }
+}
+
 /// Explains to the user why the other hosts go on without a host. `None` if the host, or its end of a hop, reports the
 /// reason itself.
 pub(super) fn passed_over(why: Why, host: &str, stall: Duration) -> Option<String> {
@@ -102,7 +110,7 @@ impl Links {
                 let hosts = [self.hosts[SOURCE], self.hosts[node]];
                 self.probes.push(job.begin_measuring(hosts, PROBE, &self.options));
             }
-            Action::Copy { .. } | Action::Out(..) | Action::End => return Some(action),
+            Action::Copy { .. } | Action::Out(..) | Action::Silence(_) | Action::End => return Some(action),
         }
         None
     }

@@ -319,6 +319,7 @@ fn a_partial_file_stays_when_a_copy_is_given_up() {
         drop(large);
         let stays = scratch.dst().join(name_beside(b"a", PARTIAL)).exists();
         let told = crate::locked(&sink.shared.kept).len();
+        assert_eq!(sink.shared.counts.resumable_bytes.load(Relaxed) > 0, is_sparse && expected);
         assert_eq!((stays, told), (expected, usize::from(expected)), "with holes {is_sparse}, with data {has_data}");
     }
 }

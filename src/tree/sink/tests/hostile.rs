@@ -179,7 +179,7 @@ fn what_a_pattern_excludes_is_not_received() {
         TreeOptions::default(),
     ];
     // Whether the pattern excludes `home/a/x`, or a directory on the way to it, in each of these modes. In the last, it
-    // is not known whether paths begin with the name of SRC.
+    // is not known of several SRC whether paths begin with their names. A single one is as with `sync`.
     for (pattern, excludes) in [
         ("x", [true, true, true]),
         ("a/", [true, true, true]),
@@ -192,8 +192,13 @@ fn what_a_pattern_excludes_is_not_received() {
     ] {
         let rule = Rule { pattern: pattern.as_bytes().to_vec().into(), is_include: false };
         let rules = Rules(vec![rule]);
-        for (options, is_excluded) in modes.iter().zip(excludes) {
-            for (name, names) in [("home", Names::Any), ("there", Names::Only(b"there".to_vec()))] {
+        // Without `sync`, patterns do not apply to what the user has named.
+        let of_one = [excludes[0], excludes[1], excludes[1] && pattern != "/home"];
+        for (mode, options) in modes.iter().enumerate() {
+            for (name, names, excludes) in
+                [("home", Names::Any, excludes), ("there", Names::Only(b"there".to_vec()), of_one)]
+            {
+                let is_excluded = excludes[mode];
                 for listed in [None, Some(Listed::Part)] {
                     let scratch = Scratch::new();
                     let options = TreeOptions { rules: rules.clone(), listed, ..options.clone() };

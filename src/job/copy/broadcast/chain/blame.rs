@@ -61,13 +61,17 @@ impl Chain {
                 broken.iter().any(|other| other.from == node) && broken.iter().any(|other| other.to == node)
             };
             let hop = (one.from, one.to);
-            if now < self.forgiving_until && self.again.insert(hop) {
+            if one.from == SOURCE && self.is_silent(SOURCE, now) {
+                // The node behind it is not to blame, however often that happens.
+                self.again.remove(&hop);
+                kept.push(one);
+            } else if now < self.forgiving_until && self.again.insert(hop) {
                 // Whoever has lost whom, the network was down for all.
             } else if lost_both(one.to) {
                 self.take_out(one.to, Why::CutOff);
             } else if one.from != SOURCE && lost_both(one.from) {
                 self.take_out(one.from, Why::CutOff);
-            } else if now.saturating_sub(one.since) < SUSPECT || one.from == SOURCE && self.is_silent(SOURCE, now) {
+            } else if now.saturating_sub(one.since) < SUSPECT {
                 kept.push(one);
             } else if one.from != SOURCE && self.is_silent(one.from, now) && !self.is_silent(one.to, now) {
                 self.take_out(one.from, Why::CutOff);
@@ -93,7 +97,7 @@ impl Chain {
         let are_missing = match hosts.iter().filter(is_missing).count() {
             0 => false,
             // Hosts that are done go on reporting while their agents run. If these are gone, rather this node is, too.
-            1 if self.outage.is_none() => hosts.iter().all(|member| member.tree != Tree::Done),
+            1 if self.outage.is_none() => hosts.iter().all(|member| !member.speaks || member.tree != Tree::Done),
             _ => true,
         };
         (since + SILENT_MIN..until).contains(&now) && are_missing

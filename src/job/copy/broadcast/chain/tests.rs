@@ -141,6 +141,7 @@ struct World {
     proof_at: Duration,
     is_proof_told: bool,
     outs: Vec<(Node, Why)>,
+    silences: Vec<bool>,
     is_ended: bool,
 }
 
@@ -163,6 +164,7 @@ impl World {
             proof_at: Duration::ZERO,
             is_proof_told: false,
             outs: Vec::new(),
+            silences: Vec::new(),
             is_ended: false,
         }
     }
@@ -216,6 +218,7 @@ impl World {
                     self.chain.probe_over(if self.is_well(node) { rate } else { 0.0 });
                 }
                 Action::Out(node, why) => self.outs.push((node, why)),
+                Action::Silence(within) => self.silences.push(within.is_some()),
                 Action::End => self.is_ended = true,
             }
         }

@@ -39,6 +39,7 @@ fn a_while_in_which_no_host_is_heard_has_nobody_blamed() {
         });
         world.check(true);
         assert!(world.now > end && world.outs.is_empty(), "seed {seed}: {:?} {:?}", world.now, world.outs);
+        assert_eq!(world.silences, [true, false], "seed {seed}");
     }
 }
 

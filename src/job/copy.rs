@@ -687,7 +687,10 @@ impl<'a> Copy<'a> {
         let failure = self.job.hops[at].first_fault().map(|(host, fault)| self.failure(host, fault));
         // If an agent is gone, the session failed to reconnect for that reason, and not because time ran out.
         let gone = [from, to].into_iter().find(|&host| self.job.hosts[host].gone);
+        // Some of the entries that only the receiver lists are missing then.
+        let lacks_list = !is_within && reports[Side::To as usize].is_none() && self.job.entries.is_some();
         let failure = match (failure, gone) {
+            (None, _) if lacks_list => Some(self.job.lost(to)),
             (Some(Failure { exit: Exit::LinkLost, .. }), Some(gone)) => Some(self.job.lost(gone)),
             (None, Some(gone)) if options.remove_source_files && sent.is_none() => {
                 let mut failure = self.job.lost(gone);

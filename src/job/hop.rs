@@ -84,7 +84,7 @@ pub(crate) struct Hop {
     pub(crate) reports: [Option<Report>; 2],
     /// Whether the ends have been told to end.
     pub(crate) is_stopping: bool,
-    /// When the first report came, or when entries were last taken after that.
+    /// When the first report came, or when entries last came or were taken after that.
     pub(crate) ended_since: Option<Instant>,
     /// The end that sent the first report.
     ended_first: Option<Side>,

@@ -187,7 +187,8 @@ fn one(story: &mut Story, trees: &[Tree]) {
         let stat = fs::symlink_metadata(path).expect("nobody is there to remove it");
         // A new tree resumes where it was interrupted. So does a large file in an existing tree, except within a host.
         let is_tree = stat.is_dir() && !had_old;
-        is_tree || stat.is_file() && stat.len() <= [LARGE_BYTES + 4096, LARGE_BYTES][which]
+        let is_partial = path.extension().is_some_and(|ending| ending == "rd-part") && from != to;
+        is_tree || is_partial && stat.is_file() && stat.len() <= [LARGE_BYTES + 4096, LARGE_BYTES][which]
     };
     story.ensure(maker_was_killed || left.iter().all(is_kept) && left.len() < 2, || format!("left: {left:?}"));
     if is_named {

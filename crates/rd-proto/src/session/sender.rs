@@ -392,8 +392,13 @@ impl Sender {
     /// Returns whether the receiver has no buffer for another chunk, and is what limits: most of the chunks that it has
     /// not taken have left the lanes.
     pub fn waits_for_receiver(&self) -> bool {
-        let with_lanes: u64 = self.lanes.iter().map(|lane| u64::from(lane.ahead)).sum();
-        self.lacks_credit() && 2 * with_lanes < self.sealed_end - self.base
+        if !self.lacks_credit() {
+            return false;
+        }
+        let with_lanes = self.lanes.iter().filter(|lane| lane.up).map(|lane| lane.ahead as usize).sum::<usize>();
+        let is_out = |state: &&BufferState| !state.taken && matches!(state.place, Place::OnLane(_) | Place::Sent(_));
+        let out = self.buffers.iter().filter(is_out).count();
+        out == 0 || 2 * with_lanes < out
     }
 
     /// Returns whether the sender waits for the peer's credits, as opposed to the wire. For the report.

@@ -551,12 +551,12 @@ impl Chain {
         }
         // If this process was stopped for a while, or there was an outage, no node is to blame for that time.
         if let Some(outage) = self.outage.take() {
-            // If none has come back, all are gone, and nothing more is waited for.
+            self.again.clear();
+            self.forgiving_until = now + now.saturating_sub(outage.since).min(self.reconnect);
+            // If none has come back, all are gone, and the limits of time hold.
             if self.heard > outage.since {
                 self.actions.push_back(Action::Silence(None));
                 self.skip(now.saturating_sub(outage.since), now);
-                self.again.clear();
-                self.forgiving_until = now + now.saturating_sub(outage.since).min(self.reconnect);
                 self.heard = now;
             }
         } else if was_stopped {

@@ -23,7 +23,7 @@ const OTHER_END_MAX: Duration = Duration::from_millis(1800);
 pub(super) fn silence(within: Option<Duration>) -> String {
     match within {
         Some(within) => format!("no host answers; waiting up to {} s for the network", within.as_secs()),
-        None => "the hosts answer again".to_owned(),
+        None => "hosts answer again".to_owned(),
     }
 }
 

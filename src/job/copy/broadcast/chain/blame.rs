@@ -66,7 +66,7 @@ impl Chain {
                 self.again.remove(&hop);
                 kept.push(one);
             } else if now < self.forgiving_until && self.again.insert(hop) {
-                // Whoever has lost whom, the network was down for all.
+                // The network was down for all, so neither end is to blame.
             } else if lost_both(one.to) {
                 self.take_out(one.to, Why::CutOff);
             } else if one.from != SOURCE && lost_both(one.from) {
